@@ -1,0 +1,68 @@
+"""The pruning methods there are and what each can do, as data that imports without torch."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Statistics = Literal["none", "norms", "gram"]
+
+
+@dataclass(frozen=True)
+class Method:
+    """Capabilities of one pruning method.
+
+    ``statistics`` is what it must know of a layer's inputs: nothing, the norm of each input feature, or the
+    Gram matrix XᵀX. ``patterns`` are the N:M patterns it offers beside unstructured sparsity.
+    """
+
+    name: str
+    title: str
+    statistics: Statistics
+    patterns: tuple[str, ...]
+    summary: str
+    paper: str
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Whether the method looks at calibration text."""
+        return self.statistics != "none"
+
+    def load(self) -> "Callable[..., Tensor]":
+        """The function that prunes one weight matrix; importing it imports torch."""
+        function: Callable[..., Any] = import_module(f"pruning.methods.{self.name}").prune
+        return function
+
+
+METHODS: dict[str, Method] = {
+    method.name: method
+    for method in (
+        Method(
+            name="magnitude",
+            title="Magnitude",
+            statistics="none",
+            patterns=("2:4", "4:8"),
+            summary="removes the smallest weights of each layer, without looking at any text",
+            paper="Han et al. 2015, Learning both Weights and Connections (arXiv 1506.02626)",
+        ),
+        Method(
+            name="wanda",
+            title="Wanda",
+            statistics="norms",
+            patterns=("2:4", "4:8"),
+            summary="removes the weights that matter least once multiplied by how strong their input is",
+            paper="Sun et al. 2023, A Simple and Effective Pruning Approach for LLMs (arXiv 2306.11695)",
+        ),
+        Method(
+            name="sparsegpt",
+            title="SparseGPT",
+            statistics="gram",
+            patterns=("2:4", "4:8"),
+            summary="removes weights one column at a time and adjusts the kept ones to make up for it",
+            paper="Frantar and Alistarh 2023, SparseGPT (arXiv 2301.00774)",
+        ),
+    )
+}

@@ -1,0 +1,108 @@
+"""What may be asked for: a recipe of pruning, then quantization, validated before any work starts."""
+
+import re
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from pruning.methods import METHODS
+from pruning.quantize import SCHEMES
+
+MAXIMUM_SPARSITY = 0.95
+
+
+class Frozen(BaseModel):
+    """Options that cannot change after they were validated and refuse fields they do not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Pattern(Frozen):
+    """N:M sparsity: at most ``kept`` non-zero weights in each ``group`` consecutive inputs."""
+
+    kept: int = Field(ge=1)
+    group: int = Field(ge=2)
+
+    @model_validator(mode="after")
+    def _keeps_fewer_than_all(self) -> Self:
+        if self.kept >= self.group:
+            raise ValueError(f"{self} removes nothing: N:M keeps N of each M inputs, so N must be below M, as in 2:4")
+        return self
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read ``"2:4"``. Raises ValueError for anything that is not two whole numbers with N below M."""
+        match = re.fullmatch(r"\s*(\d+):(\d+)\s*", text)
+        if match is None:
+            raise ValueError(f"{text!r} is not a pattern: write N:M with whole numbers, as in 2:4 or 4:8")
+        return cls(kept=int(match[1]), group=int(match[2]))
+
+    @property
+    def sparsity(self) -> float:
+        """Share of weights removed, 1 - N/M."""
+        return 1 - self.kept / self.group
+
+    def __str__(self) -> str:
+        return f"{self.kept}:{self.group}"
+
+
+class PruneStep(Frozen):
+    """Remove a share of the weights of every prunable layer.
+
+    ``sparsity`` is the share asked for, 0 to 0.95; ``pattern``, where given, fixes it.
+    """
+
+    method: str
+    sparsity: float = Field(ge=0, le=MAXIMUM_SPARSITY)
+    pattern: Pattern | None = None
+
+    @model_validator(mode="after")
+    def _is_possible(self) -> Self:
+        method = METHODS.get(self.method)
+        if method is None:
+            raise ValueError(f"unknown method {self.method!r}: choose one of {', '.join(METHODS)}")
+        if self.pattern is not None:
+            if str(self.pattern) not in method.patterns:
+                offered = " or ".join(method.patterns)
+                raise ValueError(f"pattern {self.pattern} is not offered by {method.title}: choose {offered}")
+            if abs(self.sparsity - self.pattern.sparsity) > 1e-9:
+                raise ValueError(
+                    f"pattern {self.pattern} fixes the sparsity at {self.pattern.sparsity:g}: "
+                    f"leave out the sparsity {self.sparsity:g}"
+                )
+        return self
+
+    def __str__(self) -> str:
+        share = str(self.pattern) if self.pattern is not None else f"{self.sparsity * 100:g}%"
+        return f"{METHODS[self.method].title} {share}"
+
+
+class QuantizeStep(Frozen):
+    """Store the weights of every prunable layer in fewer bits."""
+
+    scheme: str
+
+    @model_validator(mode="after")
+    def _is_known(self) -> Self:
+        if self.scheme not in SCHEMES:
+            raise ValueError(f"unknown quantization {self.scheme!r}: choose one of {', '.join(SCHEMES)}")
+        return self
+
+    def __str__(self) -> str:
+        return SCHEMES[self.scheme].title
+
+
+class Recipe(Frozen):
+    """Prune first, then quantize; either may be absent, and both absent is the dense model."""
+
+    prune: PruneStep | None = None
+    quantize: QuantizeStep | None = None
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Whether making this variant looks at calibration text."""
+        return self.prune is not None and METHODS[self.prune.method].needs_calibration
+
+    def __str__(self) -> str:
+        steps = [str(step) for step in (self.prune, self.quantize) if step is not None]
+        return " + ".join(steps) if steps else "Dense"
