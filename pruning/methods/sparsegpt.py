@@ -1,0 +1,146 @@
+"""SparseGPT: remove weights column by column, the kept ones make up for it (Frantar and Alistarh 2023, 2301.00774)."""
+
+import torch
+from torch import Tensor
+
+from pruning.mask import FIRST, lowest, lowest_in_groups, removal_count
+from pruning.methods.precision import working_copy
+from pruning.recipe import Pattern
+from pruning.statistics import UnusableStatisticsError
+
+BLOCK = 128
+"""Columns whose mask is chosen together and whose errors reach later columns in one product (section 3.3)."""
+
+STEP = 32
+"""Columns whose errors reach the rest of the block in one product; it only changes the speed."""
+
+DAMPING = 0.01
+"""Share of the mean diagonal added to the Gram matrix; ten times more at every retry."""
+
+RETRIES = 4
+
+
+def prune(weight: Tensor, statistics: Tensor | None, sparsity: float, pattern: Pattern | None) -> Tensor:
+    """A copy of ``weight`` (out, in) with exactly the whole number nearest ``sparsity`` × out × in removed.
+
+    ``statistics`` is the Gram matrix XᵀX (in, in) of the layer's inputs. The kept weights are changed so that the
+    layer's outputs on those inputs change least. With ``pattern``, every M consecutive inputs lose all but N, chosen
+    once the columns before them are done. Float64 stays, anything else becomes float32. Raises ValueError without
+    statistics and UnusableStatisticsError when the Gram matrix is not positive definite however much it is dampened.
+    """
+    if statistics is None:
+        raise ValueError("SparseGPT needs the Gram matrix of the inputs")
+    if pattern is None and removal_count(weight.numel(), sparsity) == 0:
+        return working_copy(weight)
+    # Columns are worked on one at a time, so they are what lies contiguous in memory: (in, out) from here on.
+    columns = working_copy(weight.T)
+    gram = statistics.to(columns)
+    factor = inverse_factor(gram)
+    dead = gram.diagonal() == 0
+    if pattern is None:
+        _remove_in_blocks(columns, factor, dead, sparsity)
+    else:
+        _remove_in_groups(columns, factor, pattern)
+    if not bool(torch.isfinite(columns.sum())):
+        raise UnusableStatisticsError("the update of the kept weights is not finite")
+    return columns.T.contiguous()
+
+
+def inverse_factor(gram: Tensor) -> Tensor:
+    """The upper Cholesky factor U of the inverse of the dampened Gram matrix H, H⁻¹ = UᵀU.
+
+    H = RRᵀ with R upper triangular is an ordinary Cholesky decomposition read from the last row and column to the
+    first, and U = R⁻¹, so that H⁻¹ itself is never formed. An input that was always zero gets 1 on the diagonal.
+    Raises UnusableStatisticsError when no damping makes H positive definite.
+    """
+    diagonal = gram.diagonal()
+    damping = DAMPING * diagonal.mean()
+    for _ in range(RETRIES):
+        dampened = gram.clone()
+        dampened.diagonal().copy_(torch.where(diagonal == 0, 1, diagonal) + damping)
+        reverse, failed = torch.linalg.cholesky_ex(dampened.flip(0, 1))
+        if not bool(failed):
+            factor = torch.linalg.solve_triangular(
+                reverse.flip(0, 1), torch.eye(gram.shape[0], dtype=gram.dtype, device=gram.device), upper=True
+            )
+            if bool(torch.isfinite(factor.sum())):
+                return factor
+        damping = damping * 10
+    raise UnusableStatisticsError(
+        f"the Gram matrix is not positive definite, even {DAMPING * 10 ** (RETRIES - 1):g} dampened"
+    )
+
+
+def _remove_in_blocks(columns: Tensor, factor: Tensor, dead: Tensor, sparsity: float) -> None:
+    inputs = columns.shape[0]
+    budget = _Budget(columns, sparsity)
+    for start in range(0, inputs, BLOCK):
+        end = min(start + BLOCK, inputs)
+        block = columns[start:end]
+        diagonal = factor.diagonal()[start:end, None]
+        scores = (block / diagonal).square_()
+        # Weights on a dead input are free, but those that are zero already go before them, as they stay zero anyway.
+        scores.masked_fill_(dead[start:end, None], FIRST)
+        scores.masked_fill_(block == 0, 2 * FIRST)
+        mask = lowest(scores, budget.take(start, end))
+        errors = torch.empty_like(block)
+        inverse = mask / diagonal
+        for low in range(start, end, STEP):
+            high = min(low + STEP, end)
+            for column in range(low, high):
+                place = column - start
+                torch.mul(columns[column], inverse[place], out=errors[place])
+                if column + 1 < high:
+                    columns[column + 1 : high].addr_(factor[column, column + 1 : high], errors[place], alpha=-1)
+            if high < end:
+                columns[high:end].addmm_(factor[low:high, high:end].T, errors[low - start : high - start], alpha=-1)
+        block.masked_fill_(mask, 0)
+        columns[end:].addmm_(factor[start:end, end:].T, errors, alpha=-1)
+
+
+class _Budget:
+    """How many weights each block of columns may remove, so that the whole matrix comes out right.
+
+    Blocks get their share by rounding what was due so far. Zeros that are there already count as removed wherever
+    they are, so a block has at least its own and leaves enough for those of later blocks.
+    """
+
+    def __init__(self, columns: Tensor, sparsity: float) -> None:
+        self.outputs = columns.shape[1]
+        self.sparsity = sparsity
+        self.columns = columns
+        self.total = removal_count(columns.numel(), sparsity)
+        self.removed = 0
+        self.zeros = (columns == 0).sum(dim=1).tolist() if bool((columns == 0).any()) else [0] * columns.shape[0]
+
+    def take(self, start: int, end: int) -> int:
+        due = removal_count(end * self.outputs, self.sparsity) - self.removed
+        most = self.total - self.removed - sum(self.zeros[end:])
+        count = max(min(due, most), sum(self.zeros[start:end]))
+        count = min(count, (end - start) * self.outputs)
+        self.removed += count
+        return count
+
+
+def _remove_in_groups(columns: Tensor, factor: Tensor, pattern: Pattern) -> None:
+    inputs = columns.shape[0]
+    size = pattern.group * max(1, BLOCK // pattern.group)
+    for start in range(0, inputs, size):
+        end = min(start + size, inputs)
+        errors = torch.empty_like(columns[start:end])
+        for low in range(start, end, pattern.group):
+            high = low + pattern.group
+            group = columns[low:high]
+            diagonal = factor.diagonal()[low:high, None]
+            scores = (group / diagonal).square_().masked_fill_(group == 0, FIRST)
+            mask = lowest_in_groups(scores.T, pattern).T
+            inverse = mask / diagonal
+            for column in range(low, high):
+                error = errors[column - start]
+                torch.mul(columns[column], inverse[column - low], out=error)
+                if column + 1 < high:
+                    columns[column + 1 : high].addr_(factor[column, column + 1 : high], error, alpha=-1)
+            group.masked_fill_(mask, 0)
+            if high < end:
+                columns[high:end].addmm_(factor[low:high, high:end].T, errors[low - start : high - start], alpha=-1)
+        columns[end:].addmm_(factor[start:end, end:].T, errors, alpha=-1)
