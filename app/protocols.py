@@ -1,0 +1,67 @@
+"""Which results may be drawn together, and in what the others differ."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+import pandas as pd
+
+from app.wording import counted
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """Runs whose figures may be compared: same model, evaluation text and windows, dtype, device and libraries."""
+
+    key: str
+    model: str
+    evaluation: str
+    dtype: str
+    device: str
+    runs: int
+    latest: datetime
+
+    @property
+    def title(self) -> str:
+        """How it was measured, in one line."""
+        return f"{self.evaluation}, {self.dtype} on {self.device}"
+
+
+def protocols(results: pd.DataFrame) -> list[Protocol]:
+    """Every protocol among ``results``, the one measured with last first."""
+    found = []
+    for key, rows in results.groupby("protocol", sort=False):
+        row = rows.iloc[0]
+        found.append(
+            Protocol(
+                key=str(key),
+                model=row["model"],
+                evaluation=row["evaluation"],
+                dtype=row["dtype"],
+                device=row["device"],
+                runs=len(rows),
+                latest=rows["finished_at"].max(),
+            )
+        )
+    return sorted(found, key=lambda protocol: protocol.latest, reverse=True)
+
+
+def difference(chosen: Protocol, other: Protocol) -> str:
+    """In what ``other`` was measured differently, in words."""
+    named = (("evaluation", "evaluation"), ("dtype", "weights in"), ("device", "device"))
+    parts = [f"{said} {getattr(other, name)}" for name, said in named if getattr(other, name) != getattr(chosen, name)]
+    return ", ".join(parts) or "another text of the same name, or other library versions"
+
+
+def left_out(chosen: Protocol, others: Sequence[Protocol]) -> str | None:
+    """What is not drawn beside ``chosen`` and why; None when nothing is left out."""
+    apart = [other for other in others if other.key != chosen.key and other.model == chosen.model]
+    if not apart:
+        return None
+    number = sum(other.runs for other in apart)
+    reasons = "; ".join(f"{counted(other.runs, 'run')} with {difference(chosen, other)}" for other in apart[:3])
+    more = f"; and {counted(len(apart) - 3, 'more way', 'more ways')} of measuring" if len(apart) > 3 else ""
+    return (
+        f"{counted(number, 'more run')} of this model {'was' if number == 1 else 'were'} measured differently, "
+        f"so not drawn beside these: {reasons}{more}."
+    )
