@@ -32,13 +32,17 @@ class Figure:
         return cls(value=median, unit=unit, p50=median, p95=percentile(samples, 95), samples=tuple(samples))
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready: ``value`` and ``unit`` always, the rest only where it exists; NaN and inf become absent."""
-        finite = {
-            name: None if isinstance(value, float) and not math.isfinite(value) else value
-            for name, value in asdict(self).items()
-        }
-        finite["samples"] = list(self.samples) or None
+        """JSON-ready: ``value`` and ``unit`` always, the rest only where it exists; NaN and inf become absent.
+
+        A sample that is not finite becomes null in its place, so that samples of two variants still pair up.
+        """
+        finite = {name: _finite(value) for name, value in asdict(self).items()}
+        finite["samples"] = [_finite(sample) for sample in self.samples] or None
         return {name: value for name, value in finite.items() if value is not None or name == "value"}
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def percentile(samples: Sequence[float], percent: float) -> float:
