@@ -5,12 +5,27 @@ from pathlib import Path
 
 from platformdirs import user_data_path
 
+from pruning.errors import InputError
+
 
 def home() -> Path:
-    """The folder of database, artifacts, caches and locks; made when missing."""
+    """The folder of database, artifacts, caches and locks; made when missing.
+
+    Raises InputError when it cannot be made or written to.
+    """
     chosen = os.environ.get("PODA_HOME")
-    folder = Path(chosen).expanduser() if chosen else user_data_path("poda", appauthor=False)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = Path(chosen).expanduser().absolute() if chosen else user_data_path("poda", appauthor=False)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        writable = os.access(folder, os.W_OK | os.X_OK)
+        cause = "it may not be written to"
+    except OSError as error:
+        writable = False
+        cause = error.strerror or str(error)
+    if not writable:
+        raise InputError(
+            f"Poda cannot keep its files in {folder}: {cause}. Set PODA_HOME to a folder that can be written to."
+        )
     return folder
 
 
@@ -30,10 +45,14 @@ def model_cache() -> Path:
 
 
 def locks() -> Path:
-    """Lock files, one for each device."""
-    return home() / "locks"
+    """Lock files, one for each device; made when missing."""
+    folder = home() / "locks"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 def logs() -> Path:
-    """What workers print."""
-    return home() / "logs"
+    """What workers print; made when missing."""
+    folder = home() / "logs"
+    folder.mkdir(exist_ok=True)
+    return folder

@@ -62,6 +62,10 @@ class RunSpec(Frozen):
             raise ValueError(f"{recipe} looks at calibration text: say which")
         return calibration if recipe.needs_calibration else None
 
+    def dense(self) -> "RunSpec":
+        """The unpruned model under the same protocol."""
+        return self.model_copy(update={"recipe": Recipe(), "calibration": None})
+
     @property
     def run_id(self) -> str:
         """Twelve hexadecimal digits of the SHA-256 of the fields, files by content and not by path."""
