@@ -1,8 +1,11 @@
 """How surprised a model is by real text: perplexity, and bits per byte, over equal windows of tokens."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -19,6 +22,7 @@ _REPLACEMENT = "�"
 # Elements of logits widened at a time: a megabyte in float32 stays in a core's cache, where a whole window's logits
 # (a hundred megabytes) would go through memory several times. Three times as fast, measured.
 _CHUNK_ELEMENTS = 2**18
+_LOGITS_BYTES = 2**30
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ def score(model: nn.Module, tokenizer: Any, ids: Tensor, *, progress: Progress =
 
     Raises InputError when a window predicts nothing, and whatever ``progress`` raises.
     """
-    losses, vocabulary = window_losses(model, ids, progress=progress)
+    losses = window_losses(model, ids, progress=progress)
     window_bytes = [text_bytes(tokenizer, window) for window in ids.tolist()]
     predicted = ids.shape[1] - 1
     mean = fmean(losses)
@@ -80,31 +84,63 @@ def score(model: nn.Module, tokenizer: Any, ids: Tensor, *, progress: Progress =
         losses=losses,
         tokens=len(losses) * predicted,
         text_bytes=total_bytes,
-        collapsed=not math.isfinite(mean) or mean > math.log(vocabulary) * (1 + 1e-6),
+        collapsed=not math.isfinite(mean) or mean > math.log(vocabulary_size(model)) * (1 + 1e-6),
     )
 
 
-@torch.inference_mode()
-def window_losses(model: nn.Module, ids: Tensor, *, progress: Progress = silent) -> tuple[tuple[float, ...], int]:
-    """Mean negative log-likelihood (nats a token) of each window of ``ids`` (windows, length), and the vocabulary size.
+def window_losses(model: nn.Module, ids: Tensor, *, progress: Progress = silent) -> tuple[float, ...]:
+    """Mean negative log-likelihood (nats a token) of each window of ``ids`` (windows, length).
 
-    One window at a time, so that the logits of one window are all that is held, in the model's own dtype.
+    ``progress`` is called from the calling thread at every window.
     """
     windows, length = ids.shape
     if length < 2:
         raise InputError(f"windows of {length} token predict nothing: use a length of at least 2")
-    device = next(model.parameters()).device
     total = windows * (length - 1)
     progress(PHASE, 0, total, "tokens")
     losses = []
-    vocabulary = 0
-    for index in range(windows):
-        window = ids[index : index + 1].to(device)
-        logits = model(input_ids=window, use_cache=False).logits[0, :-1]
-        vocabulary = logits.shape[-1]
-        losses.append(float(token_losses(logits, window[0, 1:]).mean(dtype=torch.float64)))
-        progress(PHASE, (index + 1) * (length - 1), total, "tokens")
-    return tuple(losses), vocabulary
+    with _side_by_side(model, windows, length) as apply:
+        for loss in apply(partial(_window_loss, model), ids):
+            losses.append(loss)
+            progress(PHASE, len(losses) * (length - 1), total, "tokens")
+    return tuple(losses)
+
+
+@torch.inference_mode()
+def _window_loss(model: nn.Module, window: Tensor) -> float:
+    """Mean loss of one ``window`` (length,), whose logits are held in the model's own dtype."""
+    window = window.to(next(model.parameters()).device)
+    logits = model(input_ids=window[None], use_cache=False).logits[0, :-1]
+    return float(token_losses(logits, window[1:]).mean(dtype=torch.float64))
+
+
+@contextmanager
+def _side_by_side(model: nn.Module, windows: int, length: int) -> Iterator[Callable[..., Iterable[float]]]:
+    """A ``map`` for windows: on a CPU several at a time, each on its own share of the threads; elsewhere one by one.
+
+    Many small operations lie between a model's matrix products. Split over threads, each of them ends in a wait for
+    the slowest; windows side by side wait for nothing. How many there are is bounded by the memory of their logits.
+    """
+    if next(model.parameters()).device.type != "cpu":
+        yield map
+        return
+    threads = torch.get_num_threads()
+    logits_bytes = length * vocabulary_size(model) * next(model.parameters()).element_size()
+    most = max(1, min(threads, windows, _LOGITS_BYTES // logits_bytes))
+    workers = math.ceil(windows / math.ceil(windows / most))
+    pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(threads // workers,))
+    try:
+        yield pool.map
+    finally:
+        pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(threads)
+
+
+def vocabulary_size(model: nn.Module) -> int:
+    """How many tokens the model chooses from."""
+    config: Any = model.config
+    size: int = config.get_text_config().vocab_size
+    return size
 
 
 def token_losses(logits: Tensor, targets: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Perplexity and bits per byte, against closed forms and an independent loop."""
 
 import math
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,9 @@ import pytest
 import torch
 from scipy import stats
 from torch import Tensor, nn
+from transformers import PreTrainedConfig
 
+from eval import perplexity
 from eval.perplexity import score, text_bytes, token_losses, window_losses
 from pruning.errors import CancelledError, InputError
 from tests.eval.tiny import VOCABULARY, BytesTokenizer, gpt2, llama, opt, windows
@@ -28,6 +31,7 @@ class FixedLogits(nn.Module):
     def __init__(self, logits: Tensor) -> None:
         super().__init__()
         self.logits = nn.Parameter(logits)
+        self.config = PreTrainedConfig(vocab_size=logits.numel())
 
     def forward(self, input_ids: Tensor, use_cache: bool) -> SimpleNamespace:
         assert not use_cache
@@ -146,16 +150,63 @@ def test_progress_counts_predicted_tokens_at_every_window() -> None:
 
 
 def test_cancelling_stops_at_the_next_window() -> None:
-    scored: list[int] = []
+    model, calls, forwards = llama(), [], []
+    model.register_forward_pre_hook(lambda *_: forwards.append(time.sleep(0.05)))
 
     def cancel(phase: str, done: int, total: int, unit: str) -> None:
-        scored.append(done)
+        calls.append(done)
         if done >= 22:
             raise CancelledError
 
     with pytest.raises(CancelledError):
-        window_losses(llama(), windows(), progress=cancel)
-    assert scored == [0, 11, 22]
+        window_losses(model, windows(count=50), progress=cancel)
+    assert calls == [0, 11, 22]
+    # The two that were scored, and at most one more in progress on each thread.
+    assert len(forwards) <= 2 + 2 * torch.get_num_threads()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_windows_side_by_side_come_back_in_order_and_leave_the_threads_as_they_were(threads: int) -> None:
+    before = torch.get_num_threads()
+    model, ids = llama().double(), windows(count=7)
+    expected = [np.mean(row) for row in loop_losses(model, ids)]
+    torch.set_num_threads(threads)
+    try:
+        assert window_losses(model, ids) == pytest.approx(expected, rel=1e-9)
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_as_many_windows_at_once_as_their_logits_fit_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = llama(), windows(count=6)
+    running, most = [0], [0]
+
+    def enter(*_: object) -> None:
+        running[0] += 1
+        most[0] = max(most[0], running[0])
+        time.sleep(0.02)
+
+    def leave(*_: object) -> None:
+        running[0] -= 1
+
+    model.register_forward_pre_hook(enter)
+    model.register_forward_hook(leave)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        window_losses(model, ids)
+        assert most[0] == 3
+        most[0] = 0
+        monkeypatch.setattr(perplexity, "_LOGITS_BYTES", 2 * 12 * VOCABULARY * 4)
+        window_losses(model, ids)
+        assert most[0] == 2
+        most[0] = 0
+        monkeypatch.setattr(perplexity, "_LOGITS_BYTES", 1)
+        window_losses(model, ids)
+        assert most[0] == 1
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_windows_of_one_token_are_refused() -> None:
