@@ -131,7 +131,7 @@ def artifact_folder(run: Run) -> Path:
 def discard_partial(run: Run) -> None:
     """Remove what an attempt that came to nothing left in the artifacts folder."""
     folder = artifact_folder(run)
-    for leftover in (folder, *folder.parent.glob(f".{folder.name}*")):
+    for leftover in (folder, *folder.parent.glob(f".{folder.name}.*")):
         shutil.rmtree(leftover, ignore_errors=True)
 
 

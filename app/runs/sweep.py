@@ -1,0 +1,203 @@
+"""Several variants asked for at once, and what making them will take, without loading a model."""
+
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from pydantic import ValidationError
+
+from app.runs.history import expected_seconds
+from app.runs.plain import plainly
+from app.runs.spec import CalibrationSpec, EvaluationSpec, RunSpec
+from app.runs.store import RunState, Store
+from pruning.errors import InputError
+from pruning.methods import METHODS
+from pruning.recipe import Frozen, Pattern, PruneStep, QuantizeStep, Recipe
+from pruning.sources import ModelReference, content_hash, describe, parse_reference
+from pruning.texts import text_identity
+
+NOTHING = "none"
+
+TextSpec = TypeVar("TextSpec", CalibrationSpec, EvaluationSpec)
+
+
+class SweepRequest(Frozen):
+    """Every method at every sparsity and pattern, with every quantization, beside the dense model.
+
+    ``methods`` and ``quantize`` may hold "none"; method "none" asks for quantization alone.
+    """
+
+    model: str = "bundled"
+    methods: tuple[str, ...] = ()
+    sparsities: tuple[float, ...] = ()
+    patterns: tuple[str, ...] = ()
+    quantize: tuple[str, ...] = (NOTHING,)
+    calibration: CalibrationSpec = CalibrationSpec()
+    evaluation: EvaluationSpec = EvaluationSpec()
+    device: str = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+
+    def specs(self) -> list[RunSpec]:
+        """Dense first. Raises InputError, in one sentence, when a combination cannot be made."""
+        pruning = [method for method in self.methods if method != NOTHING]
+        if pruning and not (self.sparsities or self.patterns):
+            titles = ", ".join(METHODS[method].title if method in METHODS else method for method in pruning)
+            raise InputError(f"{titles} needs at least one sparsity or pattern: choose how much to remove")
+        if not pruning and (self.sparsities or self.patterns):
+            raise InputError("A sparsity or pattern needs a method that removes weights: choose one")
+        if not self.quantize:
+            raise InputError('Choose at least one of the quantizations; "none" keeps 16 or 32 bits')
+        recipes = [Recipe()]
+        try:
+            shares: list[tuple[float, Pattern | None]] = [(share, None) for share in self.sparsities]
+            parsed = [Pattern.parse(pattern) for pattern in self.patterns]
+            shares += [(pattern.sparsity, pattern) for pattern in parsed]
+            steps: list[PruneStep | None] = [None] if NOTHING in self.methods or not self.methods else []
+            steps += [
+                PruneStep(method=method, sparsity=share, pattern=fixed)
+                for method, (share, fixed) in product(pruning, shares)
+            ]
+            schemes = [QuantizeStep(scheme=name) if name != NOTHING else None for name in self.quantize]
+            recipes += [Recipe(prune=step, quantize=scheme) for step, scheme in product(steps, schemes)]
+            base = RunSpec(model=self.model, evaluation=self.evaluation, device=self.device, dtype=self.dtype)
+        except ValidationError as error:
+            raise plainly(error) from error
+        except ValueError as error:
+            raise InputError(str(error)) from error
+        base = identified(base)
+        calibration = self.calibration
+        if any(recipe.needs_calibration for recipe in recipes):
+            calibration = identified_text(calibration)
+        specs = [
+            RunSpec(**{**dict(base), "recipe": recipe, "calibration": calibration}) for recipe in dict.fromkeys(recipes)
+        ]
+        return list({spec.run_id: spec for spec in specs}.values())
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a sweep will take.
+
+    ``new`` of ``variants`` are not finished yet. ``megabytes`` (of 1,000,000 bytes) is what they will take on disk at
+    most, None when the size of the model is not known. ``seconds`` is for the ``measured`` ones of the new variants
+    whose like was run here before, None when there is none.
+    """
+
+    variants: int
+    new: int
+    megabytes: float | None
+    seconds: float | None
+    measured: int
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A sweep worth starting with."""
+
+    title: str
+    description: str
+    request: SweepRequest
+
+
+PRESETS: dict[str, Preset] = {
+    "look": Preset(
+        title="One-minute look",
+        description="The bundled model, and half of it removed by Wanda, on a little text",
+        request=SweepRequest(
+            methods=("wanda",),
+            sparsities=(0.5,),
+            calibration=CalibrationSpec(windows=8, length=128),
+            evaluation=EvaluationSpec(windows=8, length=256),
+        ),
+    ),
+    "methods": Preset(
+        title="Three methods, three sparsities",
+        description="Magnitude, Wanda and SparseGPT at 30%, 50% and 60%",
+        request=SweepRequest(methods=("magnitude", "wanda", "sparsegpt"), sparsities=(0.3, 0.5, 0.6)),
+    ),
+    "small": Preset(
+        title="As small as it gets",
+        description="int8 alone, and with 50% or 2:4 removed by SparseGPT",
+        request=SweepRequest(
+            methods=(NOTHING, "sparsegpt"), sparsities=(0.5,), patterns=("2:4",), quantize=(NOTHING, "int8")
+        ),
+    ),
+}
+
+
+def identified(spec: RunSpec) -> RunSpec:
+    """``spec`` with paths made absolute and files named by content, so that its id follows from what is in them.
+
+    Raises InputError when the model or a text is not there.
+    """
+    reference = parse_reference(spec.model)
+    evaluation = identified_text(spec.evaluation)
+    calibration = identified_text(spec.calibration) if spec.calibration is not None else None
+    return spec.model_copy(
+        update={
+            "model": reference.location,
+            "revision": reference.revision or spec.revision,
+            "model_hash": content_hash(reference),
+            "evaluation": evaluation,
+            "calibration": calibration,
+        }
+    )
+
+
+def identified_text(text: TextSpec) -> TextSpec:
+    """``text`` with its file, where it is one, by absolute path and content."""
+    text_hash = text_identity(text.source)
+    source = str(Path(text.source).expanduser().resolve()) if text_hash is not None else text.source
+    return text.model_copy(update={"source": source, "text_hash": text_hash})
+
+
+def reference_of(spec: RunSpec) -> ModelReference:
+    """The model of a spec. Raises InputError when it is not there any more."""
+    reference = parse_reference(spec.model)
+    return reference.model_copy(update={"revision": spec.revision}) if spec.revision is not None else reference
+
+
+def estimate(store: Store, request: SweepRequest) -> Estimate:
+    """What the sweep will make and take. Raises InputError as :meth:`SweepRequest.specs`."""
+    specs = request.specs()
+    new = [spec for spec in specs if store.find(spec.run_id, [RunState.DONE]) is None]
+    seconds = []
+    for spec in new:
+        expected = list(expected_seconds(store, spec).values())
+        known = [part for part in expected if part is not None]
+        if len(known) == len(expected):
+            seconds.append(sum(known))
+    parameters = describe(reference_of(specs[0])).parameters
+    megabytes = None
+    if parameters is not None:
+        prunable, whole = _known_sizes(store, specs[0])
+        megabytes = sum(parameters * _bytes_a_weight(spec, prunable, whole) for spec in new) / 1e6
+    return Estimate(
+        variants=len(specs),
+        new=len(new),
+        megabytes=megabytes,
+        seconds=sum(seconds) if seconds else None,
+        measured=len(seconds),
+    )
+
+
+def _bytes_a_weight(spec: RunSpec, prunable: float, whole: float) -> float:
+    value = 1.0 if spec.recipe.quantize is not None else whole
+    sparsity = spec.recipe.prune.sparsity if spec.recipe.prune is not None else 0.0
+    packed = min(value, (1 - sparsity) * value + 1 / 8)
+    return prunable * packed + (1 - prunable) * whole
+
+
+def _known_sizes(store: Store, dense: RunSpec) -> tuple[float, float]:
+    """The share of the weights that pruned layers hold, and bytes a weight, from an earlier run of the dense model.
+
+    Without one, nothing is promised: no share, and 4 bytes where it is the device that will decide.
+    """
+    found = store.find(dense.run_id, [RunState.DONE])
+    if found is None:
+        return 0.0, 2.0 if dense.dtype in ("bfloat16", "float16") else 4.0
+    record = store.record(found.key)
+    sizes = record["sizes"]
+    whole = 4.0 if record["provenance"]["dtype"] == "float32" else 2.0
+    return sizes["dense16_pruned_layer_bytes"] / sizes["dense16_bytes"], whole
