@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import pandas as pd
 import plotly.graph_objects as go
 
+from app.listings import distinct_labels, in_recipe_order
 from app.marks import MEGABYTE, dense_of, draw_dense, draw_source, draw_variants, groups
 from app.palette import GREY, UNPRUNED, method_colour, quantization_hatch
-from app.tables import distinct_labels, in_recipe_order
 from app.wording import figures, plain_html, shortened, size
 
 MILLISECOND = 1e-3

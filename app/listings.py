@@ -100,6 +100,22 @@ def results_table(results: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame([source, *table.to_dict("records")], columns=table.columns)
 
 
+def fold_equal(table: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, str]]:
+    """The columns in which rows differ, and the described ones in which all are the same, by header.
+
+    Figures stay even where equal: that nothing changed is a finding. Columns without any value are dropped.
+    """
+    empty = [name for name in table if table[name].replace("", None).isna().all()]
+    shown = table.drop(columns=empty)
+    kept = {"Variant", "Run", "Measured", *FIGURE_HEADERS}
+    same = {
+        str(name): str(shown[name].dropna().iloc[0])
+        for name in shown
+        if name not in kept and len(table) > 1 and shown[name].dropna().nunique() == 1 and "" not in set(shown[name])
+    }
+    return shown.drop(columns=list(same)), same
+
+
 def results_csv(results: pd.DataFrame) -> str:
     """The same rows in full precision and SI units, for a spreadsheet or a script."""
     ordered = in_recipe_order(results).drop(columns=["key"])
@@ -182,6 +198,7 @@ def _source_row(ordered: pd.DataFrame) -> dict[str, object] | None:
     values = {name: value for name, value in (of_dense | own).items() if pd.notna(value)}
     return {
         "Variant": f"{row['source_name']} ({SOURCE_LABEL})",
+        "Collapsed": "",
         **{c.header: significant(values[c.source] / c.unit) for c in COLUMNS if c.source in values},
     }
 

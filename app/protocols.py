@@ -6,6 +6,7 @@ from datetime import datetime
 
 import pandas as pd
 
+from app.palette import UNPRUNED
 from app.wording import counted
 
 
@@ -46,6 +47,22 @@ def protocols(results: pd.DataFrame) -> list[Protocol]:
     return sorted(found, key=lambda protocol: protocol.latest, reverse=True)
 
 
+def latest_protocol(results: pd.DataFrame) -> Protocol | None:
+    """The protocol measured with last; None while nothing is measured."""
+    return next(iter(protocols(results)), None)
+
+
+def way_titles(ways: Sequence[Protocol]) -> dict[str, Protocol]:
+    """Protocols of one model by a title that no other has, in the same order."""
+    named: dict[str, Protocol] = {}
+    for way in ways:
+        title = way.title
+        if [other.title for other in ways].count(title) > 1:
+            title = f"{title}, last on {way.latest:%d %b %Y %H:%M}"
+        named[title if title not in named else f"{title}, {way.key[:4]}"] = way
+    return named
+
+
 def difference(chosen: Protocol, other: Protocol) -> str:
     """In what ``other`` was measured differently, in words."""
     named = (("evaluation", "evaluation"), ("dtype", "weights in"), ("device", "device"))
@@ -64,4 +81,18 @@ def left_out(chosen: Protocol, others: Sequence[Protocol]) -> str | None:
     return (
         f"{counted(number, 'more run')} of this model {'was' if number == 1 else 'were'} measured differently, "
         f"so not drawn beside these: {reasons}{more}."
+    )
+
+
+def not_faster(results: pd.DataFrame) -> str | None:
+    """Which variants run the same kernels as the dense model, so that zeros cannot make them faster here."""
+    dense = results[(results["method"] == UNPRUNED) & (results["quantize"] == "none")]
+    same = results["runtime"].isin(set(dense["runtime"])) & (results["sparsity_asked"] > 0)
+    if not same.any():
+        return None
+    runtime = results.loc[same, "runtime"].iloc[0]
+    return (
+        f"{counted(int(same.sum()), 'pruned variant')} here "
+        f"{'runs' if same.sum() == 1 else 'run'} with the same kernels as the dense model ({runtime}), "
+        "which multiply by zeros as by any other number: smaller on disk, not faster on this machine."
     )

@@ -5,8 +5,8 @@ import io
 
 import pandas as pd
 
+from app.listings import in_recipe_order, results_csv, results_table, variants_table
 from app.protocols import left_out, protocols
-from app.tables import in_recipe_order, results_csv, results_table, variants_table
 from tests.app.frames import frame, pruned, row
 
 

@@ -1,0 +1,100 @@
+"""A run in words: its state, how far it is, and what became of it."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pandas as pd
+
+from app.runs.store import Run, RunState
+from app.wording import duration, figures, size
+
+_PHASES = {
+    "loading": "Loading the model",
+    "compressing": "Compressing",
+    "saving": "Saving",
+    "scoring": "Reading test text",
+    "timing": "Timing",
+}
+
+
+@dataclass(frozen=True)
+class StateLook:
+    """How a state is written and badged; ``again`` when a person may want another attempt."""
+
+    title: str
+    icon: str
+    colour: Literal["gray", "green", "orange", "red"]
+    again: bool = False
+
+
+LOOKS = {
+    RunState.QUEUED: StateLook("waiting", ":material/schedule:", "gray"),
+    RunState.RUNNING: StateLook("running", ":material/play_arrow:", "green"),
+    RunState.CANCELLING: StateLook("stopping", ":material/stop_circle:", "orange"),
+    RunState.CANCELLED: StateLook("cancelled", ":material/block:", "gray", again=True),
+    RunState.FAILED: StateLook("failed", ":material/error:", "red", again=True),
+    RunState.DONE: StateLook("done", ":material/check:", "green"),
+    RunState.LOST: StateLook("lost", ":material/link_off:", "red", again=True),
+}
+
+
+def share_done(run: Run) -> float:
+    """From 0 to 1 over all phases, each counted alike; never goes back."""
+    place, phases = run.step
+    if run.state is RunState.QUEUED or phases <= 0:
+        return 0.0
+    inside = run.done / run.total if run.total > 0 else 0.0
+    return min(1.0, max(0.0, (place - 1 + min(inside, 1.0)) / phases))
+
+
+def progress_words(run: Run) -> str:
+    """The phase in plain words, how far it is, and the time left: "Compressing, block 12 of 30, about 42 s left"."""
+    if run.state is RunState.QUEUED:
+        return "Waiting for its turn"
+    if run.state is RunState.CANCELLING:
+        return "Stopping at the next step"
+    if run.phase is None:
+        return "Starting"
+    parts = [_PHASES.get(run.phase, run.phase.capitalize())]
+    if run.total > 1:
+        if run.unit == "blocks":
+            parts.append(f"block {min(run.done + 1, run.total)} of {run.total}")
+        elif run.unit == "bytes":
+            parts.append(f"{size(run.done)} of {size(run.total)}")
+        else:
+            parts.append(f"{run.done:,} of {run.total:,} {run.unit}")
+    if run.remaining_s is not None:
+        parts.append(f"about {duration(run.remaining_s)} left")
+    return ", ".join(parts)
+
+
+def outcome_words(run: Run, results: pd.DataFrame) -> str:
+    """What became of a run that ended: its figures, or why there are none and what to do."""
+    if run.state is RunState.DONE:
+        found = results[results["key"] == run.key]
+        return _figures(found.iloc[0]) if not found.empty else "Measured again since"
+    if run.state is RunState.LOST:
+        return "The worker was killed before this was finished. Nothing else was lost: run it again."
+    if run.state is RunState.CANCELLED:
+        return "Stopped before it was finished, as asked."
+    return run.error or "It stopped without saying why. The log of the worker may tell."
+
+
+def _figures(row: "pd.Series[Any]") -> str:
+    perplexity, stored = row.get("perplexity"), row.get("size_on_disk")
+    parts = []
+    if row["collapsed"]:
+        parts.append("collapsed: it no longer predicts text")
+    elif pd.notna(perplexity):
+        parts.append(f"perplexity {figures(perplexity)}")
+    if pd.notna(stored):
+        parts.append(f"{size(stored)} on disk")
+    return ", ".join(parts)
+
+
+def latest_attempts(runs: list[Run]) -> list[Run]:
+    """Without the ended attempts that a later attempt of the same run has replaced; the order stays."""
+    newest: dict[str, int] = {}
+    for run in runs:
+        newest[run.run_id] = max(run.attempt, newest.get(run.run_id, 0))
+    return [run for run in runs if run.attempt == newest[run.run_id]]

@@ -1,0 +1,114 @@
+"""The live queue: every run one line, polled while something is active."""
+
+import streamlit as st
+
+from app.runs import queue
+from app.runs.store import ACTIVE, Run, RunState, Store
+from app.status import LOOKS, latest_attempts, outcome_words, progress_words, share_done
+from app.widgets.database import load_results
+
+_BUSY_SECONDS = 1.0
+# A run may be asked for in another browser or from the terminal.
+_IDLE_SECONDS = 10.0
+_WAITING_SHOWN = 8
+_ENDED_SHOWN = 6
+
+
+def live_queue(store: Store) -> None:
+    """Show what is worked on, what waits and what ended, and keep it current without touching the rest of the page.
+
+    When a result arrives, or the queue runs empty or fills, the whole page is drawn again.
+    """
+    queue.ensure_workers(store)
+    drawn_for = _situation(store, queue.queue_view(store))
+    busy = drawn_for[0]
+    st.fragment(_draw, run_every=_BUSY_SECONDS if busy else _IDLE_SECONDS)(store, drawn_for)
+
+
+def _situation(store: Store, runs: list[Run]) -> tuple[bool, int]:
+    return any(run.state in ACTIVE for run in runs), store.results_version()
+
+
+def _draw(store: Store, drawn_for: tuple[bool, int]) -> None:
+    queue.ensure_workers(store)
+    runs = queue.queue_view(store)
+    if _situation(store, runs) != drawn_for:
+        st.rerun()
+    active = [run for run in runs if run.state in ACTIVE]
+    ended = [run for run in latest_attempts(runs) if run.state not in ACTIVE]
+    with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
+        st.subheader("Queue")
+        if len(active) > 1:
+            st.button(
+                "Cancel all",
+                key="cancel_all",
+                type="tertiary",
+                icon=":material/cancel:",
+                on_click=_cancel,
+                args=(store, [run.key for run in active]),
+            )
+    if not runs:
+        st.caption("Runs appear here as soon as one is started, with how far each one is and the time left.")
+        return
+    with st.container(border=True, gap="medium"):
+        for run in active[:_WAITING_SHOWN]:
+            _active_line(store, run)
+        if len(active) > _WAITING_SHOWN:
+            st.caption(f"and {len(active) - _WAITING_SHOWN:,} more waiting behind these")
+        for run in ended[:_ENDED_SHOWN]:
+            _ended_line(store, run)
+
+
+def _active_line(store: Store, run: Run) -> None:
+    with st.container(key=f"run_{run.key}", gap="xsmall"):
+        with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+            _recipe(run)
+            st.space("stretch")
+            st.button(
+                "Cancel",
+                key=f"cancel_{run.key}",
+                type="tertiary",
+                icon=":material/cancel:",
+                disabled=run.state is RunState.CANCELLING,
+                on_click=_cancel,
+                args=(store, [run.key]),
+            )
+        st.progress(share_done(run), text=progress_words(run))
+
+
+def _ended_line(store: Store, run: Run) -> None:
+    # Plain text: an error may repeat what a person or a file said.
+    words = outcome_words(run, load_results(store))
+    with st.container(key=f"run_{run.key}", gap="xsmall"):
+        with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+            _recipe(run)
+            if LOOKS[run.state].again:
+                st.space("stretch")
+                st.button(
+                    "Run again",
+                    key=f"again_{run.key}",
+                    type="tertiary",
+                    icon=":material/replay:",
+                    on_click=_again,
+                    args=(store, run.key),
+                )
+            else:
+                st.text(words, width="stretch")
+        if LOOKS[run.state].again:
+            st.text(words)
+
+
+def _recipe(run: Run) -> None:
+    look = LOOKS[run.state]
+    st.text(run.label, width="content")
+    st.badge(look.title, icon=look.icon, color=look.colour)
+
+
+def _cancel(store: Store, keys: list[int]) -> None:
+    for key in keys:
+        queue.cancel(store, key)
+
+
+def _again(store: Store, key: int) -> None:
+    queue.again(store, key)
+    queue.ensure_workers(store)
