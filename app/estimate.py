@@ -8,7 +8,6 @@ import pandas as pd
 from app.runs.spec import RunSpec
 from app.wording import counted, duration, size
 from pruning.quantize import SCHEMES
-from pruning.recipe import Recipe
 
 _BYTES_PER_WEIGHT = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
 # One bit for each weight says which are kept.
@@ -17,16 +16,17 @@ _MASK = 1 / 8
 
 @dataclass(frozen=True)
 class Estimate:
-    """``to_make`` variants of ``asked`` are not there yet; ``dense_added`` when the dense model is one more.
+    """``new`` of ``variants`` (dense included) are not there yet.
 
-    ``bytes_on_disk`` and ``seconds`` are None where nothing tells; ``seconds`` covers the whole sweep.
+    ``bytes_on_disk`` is what the new ones will take, None when the size of the model is not known. ``seconds`` is
+    for the ``measured`` ones of the new variants whose like was run here before, None when there is none.
     """
 
-    asked: int
-    to_make: int
-    dense_added: bool
+    variants: int
+    new: int
     bytes_on_disk: float | None
     seconds: float | None
+    measured: int
 
 
 @dataclass(frozen=True)
@@ -59,17 +59,19 @@ def estimate(
 ) -> Estimate:
     """Sum up ``specs``; ``there`` are ids of runs finished or on their way, ``expected`` the seconds of each phase."""
     asked = {spec.run_id: spec for spec in specs}
-    dense = [spec.dense() for spec in asked.values()]
-    added = {spec.run_id: spec for spec in dense if spec.run_id not in asked and spec.run_id not in there}
-    missing = [*added.values(), *(spec for run_id, spec in asked.items() if run_id not in there)]
-    phases = [seconds for spec in missing for seconds in expected(spec).values()]
-    known = [seconds for seconds in phases if seconds is not None]
+    missing = [spec for run_id, spec in asked.items() if run_id not in there]
+    seconds = []
+    for spec in missing:
+        phases = list(expected(spec).values())
+        known = [phase for phase in phases if phase is not None]
+        if len(known) == len(phases):
+            seconds.append(sum(known))
     return Estimate(
-        asked=len(asked),
-        to_make=len(missing) - len(added),
-        dense_added=bool(added),
+        variants=len(asked),
+        new=len(missing),
         bytes_on_disk=sum(bytes_on_disk(spec, model) for spec in missing) if model is not None else None,
-        seconds=sum(known) if len(known) == len(phases) else None,
+        seconds=sum(seconds) if seconds else None,
+        measured=len(seconds),
     )
 
 
@@ -77,27 +79,27 @@ def bytes_on_disk(spec: RunSpec, model: ModelSize) -> float:
     """Bytes of the saved variant: pruned layers as the smaller of all weights and kept ones with a bitmask."""
     plain = _BYTES_PER_WEIGHT.get(spec.dtype, model.auto)
     prune, quantize = spec.recipe.prune, spec.recipe.quantize
-    if spec.recipe == Recipe() or model.prunable is None:
-        return plain * model.parameters
+    prunable = model.prunable if model.prunable is not None else 0
     each = SCHEMES[quantize.scheme].bits / 8 if quantize is not None else plain
     kept = 1 - prune.sparsity if prune is not None else 1.0
-    return plain * (model.parameters - model.prunable) + model.prunable * min(each, kept * each + _MASK)
+    return plain * (model.parameters - prunable) + prunable * min(each, kept * each + _MASK)
 
 
-def said(estimate: Estimate) -> str:
-    """The estimate in one or two sentences."""
-    if estimate.asked == 0:
-        return "Nothing is chosen yet: choose at least one method, or int8."
-    there = estimate.asked - estimate.to_make
-    if estimate.to_make == 0 and not estimate.dense_added:
-        return f"{counted(estimate.asked, 'variant')}, all there already: see them on Compare."
-    parts = [counted(estimate.asked, "variant")]
+def in_words(estimate: Estimate) -> str:
+    """How many variants, how many are there, how much disk, how long where that was measured before."""
+    there = estimate.variants - estimate.new
+    if estimate.new == 0:
+        return f"{counted(estimate.variants, 'variant')}, all there already: see them on Compare."
+    parts = [f"{counted(estimate.variants, 'variant')} with the dense model to compare with"]
     if there:
-        parts.append(f"{there:,} of them there already")
-    if estimate.dense_added:
-        parts.append("and the dense model to compare with")
+        parts.append(f"{there:,} there already")
     if estimate.bytes_on_disk is not None:
         parts.append(f"about {size(estimate.bytes_on_disk)} on disk")
-    if estimate.seconds is not None:
-        return f"{', '.join(parts)}, about {duration(estimate.seconds)} on this machine."
-    return f"{', '.join(parts)}. How long is known once a run like these has been measured here."
+    if estimate.seconds is None:
+        return f"{', '.join(parts)}. How long it takes is known once one like these was measured here."
+    if estimate.measured < estimate.new:
+        return (
+            f"{', '.join(parts)}. About {duration(estimate.seconds)} for {estimate.measured:,} of them; "
+            "nothing like the others was measured here yet."
+        )
+    return f"{', '.join(parts)}, about {duration(estimate.seconds)} on this machine."

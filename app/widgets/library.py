@@ -6,6 +6,7 @@ import streamlit as st
 
 from app.runs.library import added_models
 from app.runs.store import Store
+from app.wording import shortened
 from pruning.errors import InputError
 from pruning.sources import BUNDLED, ModelCard, describe, parse_reference
 
@@ -20,6 +21,13 @@ class Entry:
     reference: str
     card: ModelCard | None
     problem: str | None
+
+    @property
+    def name(self) -> str:
+        """What to call it: the name people know it by, the reference where a revision or a problem makes that unclear."""
+        if self.card is None or "@" in self.reference:
+            return shortened(self.reference)
+        return self.card.title
 
 
 def known_models(store: Store) -> list[Entry]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from app.estimate import ModelSize, bytes_on_disk, estimate, said
+from app.estimate import Estimate, ModelSize, bytes_on_disk, estimate, in_words
 from app.runs.spec import RunSpec
 from tests.app.factories import make_spec
 from tests.app.frames import DENSE16_PRUNED, frame, row
@@ -16,8 +16,8 @@ def ten_seconds(spec: RunSpec) -> Mapping[str, float | None]:
     return {"loading": 4.0, "scoring": 6.0}
 
 
-def never(spec: RunSpec) -> Mapping[str, float | None]:
-    return {"loading": 4.0, "scoring": None}
+def only_dense(spec: RunSpec) -> Mapping[str, float | None]:
+    return {"loading": 4.0, "compressing": None if spec.recipe.prune is not None else 1.0}
 
 
 @pytest.mark.parametrize(
@@ -46,37 +46,28 @@ def test_the_size_of_a_model_is_learned_from_its_results() -> None:
     assert ModelSize.known(None, "new", results) is None
 
 
-def test_dense_is_added_and_counted_apart() -> None:
-    found = estimate([make_spec("wanda", 0.5), make_spec("wanda", 0.6)], set(), MODEL, ten_seconds)
-    assert (found.asked, found.to_make, found.dense_added, found.seconds) == (2, 2, True, 30.0)
-    assert said(found) == (
-        "2 variants, and the dense model to compare with, about 4.44 kB on disk, about 30 s on this machine."
-    )
+def test_a_sweep_is_the_sum_of_what_is_not_there() -> None:
+    specs = [make_spec(None), make_spec("wanda", 0.5), make_spec("wanda", 0.5)]
+    assert estimate(specs, set(), MODEL, ten_seconds) == Estimate(2, 2, 2000 + 1300, 20.0, 2)
+    assert estimate(specs, {specs[0].run_id}, MODEL, ten_seconds) == Estimate(2, 1, 1300, 10.0, 1)
 
 
-def test_what_is_there_costs_nothing() -> None:
-    specs = [make_spec("wanda", 0.5), make_spec("wanda", 0.6)]
-    there = {specs[0].run_id, specs[0].dense().run_id}
-    found = estimate(specs, there, MODEL, ten_seconds)
-    assert (found.to_make, found.dense_added, found.seconds) == (1, False, 10.0)
-    assert said(found).startswith("2 variants, 1 of them there already, ")
+def test_time_is_only_what_was_measured() -> None:
+    specs = [make_spec(None), make_spec("wanda", 0.5)]
+    assert estimate(specs, set(), None, only_dense) == Estimate(2, 2, None, 5.0, 1)
+    assert estimate(specs[1:], set(), None, only_dense) == Estimate(1, 1, None, None, 0)
 
 
-def test_all_there() -> None:
-    spec = make_spec("wanda", 0.5)
-    assert "all there already" in said(estimate([spec], {spec.run_id, spec.dense().run_id}, MODEL, never))
-
-
-def test_time_is_not_guessed_before_it_was_measured() -> None:
-    found = estimate([make_spec("wanda", 0.5)], set(), None, never)
-    assert found.seconds is None
-    assert found.bytes_on_disk is None
-    assert "once a run like these has been measured" in said(found)
-
-
-def test_nothing_chosen() -> None:
-    assert "choose" in said(estimate([], set(), MODEL, never))
-
-
-def test_the_same_variant_asked_twice_is_one() -> None:
-    assert estimate([make_spec(None), make_spec(None)], set(), MODEL, ten_seconds).asked == 1
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (Estimate(4, 4, 540.4e6, 190.0, 4), "about 540 MB on disk, about 3 min on this machine."),
+        (Estimate(4, 1, None, 20.0, 1), "3 there already, about 20 s on this machine."),
+        (Estimate(4, 4, None, 60.0, 2), "About 1 min for 2 of them; nothing like the others was measured here yet."),
+        (Estimate(4, 4, None, None, 0), "How long it takes is known once one like these was measured here."),
+        (Estimate(4, 0, None, None, 0), "4 variants, all there already: see them on Compare."),
+    ],
+)
+def test_an_estimate_in_words(given: Estimate, said: str) -> None:
+    assert in_words(given).endswith(said)
+    assert in_words(given).startswith("4 variants")

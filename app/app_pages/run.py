@@ -1,0 +1,221 @@
+"""Run: choose a model and how to shrink it, start, and watch."""
+
+import streamlit as st
+
+from app.asking import UNSTRUCTURED, request_for
+from app.charts import perplexity_against_sparsity
+from app.estimate import ModelSize, estimate, in_words
+from app.protocols import latest_protocol
+from app.runs import queue
+from app.runs.history import expected_seconds
+from app.runs.library import add_model
+from app.runs.spec import BUNDLED_ARTICLES, CalibrationSpec, EvaluationSpec
+from app.runs.store import ACTIVE
+from app.runs.sweep import PRESETS, SweepRequest
+from app.widgets.chart import show_chart
+from app.widgets.database import load_results, open_store
+from app.widgets.library import known_models, look_up
+from app.widgets.live_queue import live_queue
+from app.widgets.messages import say_problem
+from app.wording import counted
+from pruning.errors import InputError
+from pruning.methods import METHODS
+from pruning.quantize import SCHEMES
+from pruning.sources import BUNDLED
+
+SPARSITIES = ["30%", "40%", "50%", "60%", "70%"]
+TEXTS = {BUNDLED_ARTICLES: "news articles (come with Poda)", "wikitext2": "WikiText-2 (downloaded)"}
+DEVICES = {"auto": "the fastest one here", "cpu": "CPU", "cuda": "NVIDIA GPU", "mps": "Apple GPU"}
+DTYPES = {"auto": "what suits the device", "bfloat16": "bfloat16", "float16": "float16", "float32": "float32"}
+
+
+def start(request: SweepRequest) -> None:
+    """Ask for every run of the sweep, and say what came of it."""
+    try:
+        if request.model != BUNDLED:
+            add_model(store, request.model)
+        submitted = queue.submit(store, request.specs())
+        queue.ensure_workers(store)
+    except InputError as error:
+        st.session_state["start_problem"] = str(error)
+        return
+    st.session_state["start_problem"] = None
+    new = sum(not one.reused for one in submitted)
+    there = len(submitted) - new
+    parts = [f"{counted(new, 'run')} started"] if new else []
+    parts += [f"{counted(there, 'run')} there already"] if there else []
+    st.toast(", ".join(parts), icon=":material/check:")
+
+
+st.title("Run")
+st.markdown("How small and fast can a model get before it stops being good enough? Shrink one and measure it here.")
+store = open_store()
+results = load_results(store)
+
+with st.grid(len(PRESETS), min_column_width=240):
+    for place, (name, preset) in enumerate(PRESETS.items()):
+        with st.container(border=True, height="stretch"):
+            st.markdown(f"{preset.description}.")
+            st.space("stretch")
+            st.button(
+                preset.title,
+                key=f"preset_{name}",
+                # One button stands out: the first look as long as nothing was measured, then the form's own.
+                type="primary" if results.empty and place == 0 else "secondary",
+                icon=":material/play_arrow:",
+                on_click=start,
+                args=(preset.request,),
+            )
+
+form, watch = st.columns([2, 3], gap="large")
+with form:
+    st.subheader("What to make")
+    titles = {entry.reference: entry.name for entry in known_models(store)}
+    model = st.selectbox(
+        "Model",
+        list(titles),
+        format_func=lambda reference: titles.get(reference, reference),
+        accept_new_options=True,
+        placeholder="Choose, or write a folder, a GGUF file or owner/name",
+        help="You can also write a folder, a .gguf file, or a hub id such as owner/name.",
+        key="model",
+        bind="query-params",
+    )
+    methods = st.pills(
+        "How to choose the weights to remove (method)",
+        list(METHODS),
+        selection_mode="multi",
+        default=["wanda"],
+        format_func=lambda name: METHODS[name].title,
+        help="\n\n".join(f"**{method.title}** {method.summary}. {method.paper}." for method in METHODS.values()),
+        key="methods",
+        bind="query-params",
+    )
+    offered = list(dict.fromkeys(pattern for name in methods for pattern in METHODS[name].patterns))
+    patterns = st.pills(
+        "Where they may be (pattern)",
+        [UNSTRUCTURED, *offered],
+        selection_mode="multi",
+        default=[UNSTRUCTURED],
+        format_func=lambda pattern: "anywhere" if pattern == UNSTRUCTURED else pattern,
+        help="2:4 keeps two weights of each four in a row, which some GPUs can use. It fixes the share at 50%.",
+        disabled=not methods,
+        key="patterns",
+        bind="query-params",
+    )
+    shares = st.multiselect(
+        "What share to remove (sparsity)",
+        SPARSITIES,
+        default=["50%"],
+        accept_new_options=True,
+        placeholder="Choose, or write one such as 55%",
+        disabled=not methods or UNSTRUCTURED not in patterns,
+        key="sparsities",
+        bind="query-params",
+    )
+    stored = st.pills(
+        "How to store the weights that are kept (quantization)",
+        ["none", *SCHEMES],
+        selection_mode="multi",
+        default=["none"],
+        format_func=lambda name: SCHEMES[name].title if name in SCHEMES else "as they are",
+        help="\n\n".join(f"**{scheme.title}** {scheme.summary}." for scheme in SCHEMES.values()),
+        key="stored",
+        bind="query-params",
+    )
+    with st.expander("Text, windows and device", icon=":material/tune:"):
+        st.caption("Text that methods look at to see which weights matter (calibration).")
+        calibration_text = st.selectbox(
+            "Calibration text",
+            list(TEXTS),
+            format_func=lambda text: TEXTS.get(text, text),
+            accept_new_options=True,
+            help="You can also write the path of a text file, or a dataset's name.",
+            key="cal_text",
+            bind="query-params",
+        )
+        with st.container(horizontal=True):
+            calibration_windows = st.number_input(
+                "Windows", 1, 1024, CalibrationSpec().windows, key="cal_windows", bind="query-params"
+            )
+            calibration_length = st.number_input(
+                "Tokens each", 8, 8192, CalibrationSpec().length, key="cal_length", bind="query-params"
+            )
+            seed = st.number_input("Seed", 0, 2**31 - 1, CalibrationSpec().seed, key="seed", bind="query-params")
+        st.caption("Text to measure on (evaluation). More of it gives a narrower interval and takes longer.")
+        evaluation_text = st.selectbox(
+            "Evaluation text",
+            list(TEXTS),
+            format_func=lambda text: TEXTS.get(text, text),
+            accept_new_options=True,
+            help="You can also write the path of a text file, or a dataset's name.",
+            key="eval_text",
+            bind="query-params",
+        )
+        with st.container(horizontal=True):
+            evaluation_windows = st.number_input(
+                "Windows", 1, 4096, EvaluationSpec().windows, key="eval_windows", bind="query-params"
+            )
+            evaluation_length = st.number_input(
+                "Tokens each", 8, 8192, EvaluationSpec().length, key="eval_length", bind="query-params"
+            )
+        with st.container(horizontal=True):
+            device = st.selectbox(
+                "Device",
+                list(DEVICES),
+                format_func=lambda name: DEVICES.get(name, name),
+                accept_new_options=True,
+                help="You can also write one of several GPUs, such as cuda:1.",
+                key="device",
+                bind="query-params",
+            )
+            dtype = st.selectbox(
+                "Weights in", list(DTYPES), format_func=DTYPES.__getitem__, key="dtype", bind="query-params"
+            )
+
+    request = None
+    try:
+        request = request_for(
+            model=model or "",
+            methods=methods,
+            shares=shares,
+            patterns=patterns,
+            stored=stored,
+            calibration={
+                "source": calibration_text,
+                "windows": calibration_windows,
+                "length": calibration_length,
+                "seed": seed,
+            },
+            evaluation={"source": evaluation_text, "windows": evaluation_windows, "length": evaluation_length},
+            device=device,
+            dtype=dtype,
+        )
+        card = look_up(request.model).card
+        known = ModelSize.known(card.parameters, card.title, results) if card is not None else None
+        there = {*results["run_id"], *(run.run_id for run in store.runs(ACTIVE))}
+        st.text(in_words(estimate(request.specs(), there, known, lambda spec: expected_seconds(store, spec))))
+    except InputError as error:
+        request = None
+        say_problem("This cannot be run", str(error))
+    st.button(
+        "Start",
+        key="start",
+        type="secondary" if results.empty else "primary",
+        icon=":material/play_arrow:",
+        disabled=request is None,
+        on_click=start,
+        args=(request,),
+        width="stretch",
+    )
+    if st.session_state.get("start_problem"):
+        say_problem("The runs were not started", st.session_state["start_problem"])
+
+with watch:
+    live_queue(store)
+    latest = latest_protocol(results)
+    show_chart(
+        perplexity_against_sparsity(results[results["protocol"] == latest.key].head(60)) if latest else None,
+        key="so_far",
+        missing="The first point appears here as soon as a run is finished: quality against sparsity.",
+    )

@@ -1,0 +1,40 @@
+"""What the form asks for, as a sweep."""
+
+from collections.abc import Sequence
+
+from pydantic import ValidationError
+
+from app.runs.plain import plainly
+from app.runs.sweep import SweepRequest
+from app.wording import parse_share
+from pruning.errors import InputError
+
+UNSTRUCTURED = "unstructured"
+
+
+def request_for(
+    *, methods: Sequence[str], shares: Sequence[str], patterns: Sequence[str], stored: Sequence[str], **rest: object
+) -> SweepRequest:
+    """A sweep from what was chosen; ``rest`` are fields of the sweep as they are.
+
+    Sparsities count only for methods, and only where weights may be removed anywhere. Raises InputError, in one
+    sentence, for what cannot be made.
+    """
+    if not methods and not stored:
+        raise InputError("Nothing is chosen: choose a method, or a way to store the weights")
+    if methods and not patterns:
+        raise InputError("Choose where weights may be removed: anywhere, or in a pattern")
+    anywhere = UNSTRUCTURED in patterns
+    if methods and anywhere and not shares:
+        raise InputError("Choose what share of the weights to remove")
+    fields = {
+        "methods": tuple(methods),
+        "sparsities": tuple(parse_share(share) for share in shares) if methods and anywhere else (),
+        "patterns": tuple(pattern for pattern in patterns if pattern != UNSTRUCTURED) if methods else (),
+        "quantize": tuple(stored),
+        **rest,
+    }
+    try:
+        return SweepRequest.model_validate(fields)
+    except ValidationError as error:
+        raise plainly(error) from error

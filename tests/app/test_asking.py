@@ -1,0 +1,51 @@
+"""What the form asks for, as a sweep."""
+
+from typing import Any
+
+import pytest
+
+from app.asking import UNSTRUCTURED, request_for
+from app.runs.sweep import SweepRequest
+from pruning.errors import InputError
+
+
+def ask(**changes: Any) -> SweepRequest:
+    chosen = {"methods": ["wanda"], "shares": ["50%"], "patterns": [UNSTRUCTURED], "stored": ["none"]}
+    return request_for(**(chosen | changes))
+
+
+def labels(request: SweepRequest) -> list[str]:
+    return [str(spec.recipe) for spec in request.specs()]
+
+
+def test_every_combination_is_asked_for_dense_first() -> None:
+    request = ask(methods=["magnitude", "wanda"], shares=["30%", "0.6"], patterns=[UNSTRUCTURED, "2:4"])
+    assert labels(request) == [
+        "Dense",
+        *(f"{method} {share}" for method in ("Magnitude", "Wanda") for share in ("30%", "60%", "2:4")),
+    ]
+
+
+def test_a_pattern_alone_needs_no_share_and_ignores_one_left_over() -> None:
+    assert labels(ask(patterns=["2:4"], shares=["30%"])) == ["Dense", "Wanda 2:4"]
+    assert labels(ask(patterns=["2:4"], shares=[])) == ["Dense", "Wanda 2:4"]
+
+
+def test_quantization_alone_ignores_what_only_methods_need() -> None:
+    assert labels(ask(methods=[], stored=["none", "int8"], patterns=[UNSTRUCTURED, "2:4"])) == ["Dense", "int8"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"methods": [], "stored": []}, "Nothing is chosen"),
+        ({"shares": []}, "share"),
+        ({"patterns": []}, "where"),
+        ({"shares": ["half"]}, "is not a sparsity"),
+        ({"dtype": "float8"}, "dtype"),
+        ({"nonsense": 1}, "no setting called nonsense"),
+    ],
+)
+def test_what_cannot_be_made_is_said_in_one_sentence(changes: dict[str, Any], why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        ask(**changes)

@@ -1,0 +1,370 @@
+"""Every page from the entry point, over stores that are empty, busy, full, broken and strange. No browser, no model."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from app.runs import queue
+from app.runs.library import add_model, added_models
+from app.runs.store import RunState, Store
+from app.runs.sweep import PRESETS, SweepRequest
+from tests.app.factories import fill, make_run, make_spec
+
+ROOT = Path(__file__).parents[2]
+PAGES = {"Run": "app_pages/run.py", "Compare": "app_pages/compare.py", "Models": "app_pages/models.py"}
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PODA_HOME", str(tmp_path))
+    monkeypatch.delenv("PODA_DATABASE", raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def store(home: Path) -> Iterator[Store]:
+    opened = Store()
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(autouse=True)
+def workers() -> Iterator[list[str]]:
+    """No page of these tests may start a real worker; the devices one was started for."""
+    started: list[str] = []
+    with patch("app.runs.queue.start_worker", started.append):
+        yield started
+
+
+def visit(title: str, **query: str) -> AppTest:
+    app = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=30)
+    for name, value in query.items():
+        app.query_params[name] = value
+    app.run()
+    if PAGES[title] != PAGES["Run"]:
+        app.switch_page(PAGES[title]).run()
+    assert not app.exception
+    assert [one.value for one in app.title] == [title]
+    return app
+
+
+def charts(app: AppTest) -> dict[str, dict[str, object]]:
+    """Plotly figures by the key of their element."""
+    return {chart.proto.id.rpartition("-")[2]: json.loads(chart.proto.spec) for chart in app.get("plotly_chart")}
+
+
+def words(app: AppTest) -> str:
+    """All text on the page."""
+    kinds = ("text", "markdown", "caption", "subheader", "header", "error", "badge")
+    return "\n".join(str(one.value) for kind in kinds for one in app.get(kind))
+
+
+@pytest.mark.parametrize("title", PAGES)
+@pytest.mark.parametrize("filled", [0, 1, 30])
+def test_every_page_opens(store: Store, title: str, filled: int) -> None:
+    fill(store, filled, others=filled == 30, artifacts=True)
+    visit(title)
+
+
+def test_an_empty_run_page_offers_the_preset_first(store: Store) -> None:
+    app = visit("Run")
+    primary = [button.key for button in app.button if button.proto.type == "primary"]
+    assert primary == [f"preset_{next(iter(PRESETS))}"]
+    assert "as soon as a run is finished" in words(app)
+
+
+def test_the_preset_asks_for_its_runs_in_one_click(store: Store, workers: list[str]) -> None:
+    app = visit("Run")
+    name, preset = next(iter(PRESETS.items()))
+    app.button(key=f"preset_{name}").click().run()
+    assert not app.exception
+    asked = {spec.run_id for spec in preset.request.specs()}
+    assert asked <= {run.run_id for run in store.runs([RunState.QUEUED])}
+    assert workers
+    assert "Waiting for its turn" in [bar.text for bar in app.progress]
+
+
+def test_the_form_says_what_it_will_make_and_starts_it(store: Store) -> None:
+    app = visit("Run")
+    app.get_by_key("methods").set_value(["magnitude", "sparsegpt"])
+    app.multiselect(key="sparsities").set_value(["30%", "60%"])
+    app.get_by_key("stored").set_value(["none", "int8"]).run()
+    assert "9 variants with the dense model to compare with" in words(app)
+    app.button(key="start").click().run()
+    assert not app.exception
+    labels = {run.label for run in store.runs([RunState.QUEUED])}
+    assert labels == {"Dense"} | {
+        f"{method} {share}{stored}"
+        for method in ("Magnitude", "SparseGPT")
+        for share in ("30%", "60%")
+        for stored in ("", " + int8")
+    }
+
+
+def test_what_is_there_already_is_said_and_not_made_again(store: Store) -> None:
+    for spec in SweepRequest(methods=("wanda",), sparsities=(0.5,)).specs():
+        make_run(store, spec)
+    app = visit("Run")
+    app.multiselect(key="sparsities").set_value(["50%", "60%"]).run()
+    assert "3 variants with the dense model to compare with, 2 there already" in words(app)
+
+
+@pytest.mark.parametrize(
+    ("widget", "value", "why"),
+    [
+        ("sparsities", ["150%"], "0.95"),
+        ("sparsities", ["half"], "is not a sparsity"),
+    ],
+)
+def test_a_sweep_that_cannot_be_run_says_why_and_does_not_start(
+    store: Store, widget: str, value: list[str], why: str
+) -> None:
+    app = visit("Run")
+    app.multiselect(key=widget).set_value(value).run()
+    assert not app.exception
+    assert why in words(app)
+    assert app.button(key="start").disabled
+
+
+def test_an_unknown_model_says_why(store: Store, tmp_path: Path) -> None:
+    missing = tmp_path / "nowhere"
+    app = visit("Run", model=str(missing))
+    assert f"no such folder: {missing}" in words(app)
+    assert app.button(key="start").disabled
+
+
+def test_choices_live_in_the_address(store: Store) -> None:
+    app = visit("Run", sparsities="70%")
+    assert app.multiselect(key="sparsities").value == ["70%"]
+
+
+def test_a_running_run_shows_how_far_it_is_and_can_be_cancelled(store: Store) -> None:
+    run = make_run(store, state=RunState.RUNNING)
+    app = visit("Run")
+    (bar,) = app.progress
+    assert bar.text == "Compressing, block 13 of 30, about 42 s left"
+    assert 0 < bar.value < 100
+    app.button(key=f"cancel_{run.key}").click().run()
+    assert store.run(run.key).state is RunState.CANCELLING
+    assert "Stopping at the next step" in [bar.text for bar in app.progress]
+    assert app.button(key=f"cancel_{run.key}").disabled
+
+
+def test_a_waiting_run_is_cancelled_at_once(store: Store) -> None:
+    run = make_run(store, state=RunState.QUEUED)
+    app = visit("Run")
+    app.button(key=f"cancel_{run.key}").click().run()
+    assert store.run(run.key).state is RunState.CANCELLED
+    assert not app.progress
+
+
+def test_all_can_be_cancelled_together(store: Store) -> None:
+    for seed in range(12):
+        make_run(store, make_spec(seed=seed), state=RunState.QUEUED)
+    app = visit("Run")
+    assert "and 4 more waiting behind these" in words(app)
+    app.button(key="cancel_all").click().run()
+    assert {run.state for run in store.runs()} == {RunState.CANCELLED}
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        (RunState.FAILED, "The disk is full: free 300 MB."),
+        (RunState.LOST, "worker was killed"),
+        (RunState.CANCELLED, "as asked"),
+    ],
+)
+def test_a_run_that_came_to_nothing_says_so_and_can_be_run_again(store: Store, state: RunState, said: str) -> None:
+    run = make_run(store, state=state)
+    app = visit("Run")
+    assert said in words(app)
+    app.button(key=f"again_{run.key}").click().run()
+    assert not app.exception
+    again = store.find(run.run_id)
+    assert again is not None
+    assert (again.attempt, again.state) == (2, RunState.QUEUED)
+    assert f"again_{run.key}" not in {button.key for button in app.button}
+
+
+def test_a_finished_run_shows_its_figures_and_is_charted(store: Store) -> None:
+    make_run(store, make_spec(None))
+    make_run(store, make_spec("wanda", 0.5))
+    app = visit("Run")
+    assert "MB on disk" in words(app)
+    (chart,) = app.get("plotly_chart")
+    assert {trace["name"] for trace in json.loads(chart.proto.spec)["data"]} == {"Dense", "Wanda"}
+
+
+def test_text_that_people_or_files_bring_is_never_markup(store: Store) -> None:
+    nasty = "<b>x</b> **y** :red[z] [a](http://b)"
+    make_run(store, state=RunState.FAILED, error=nasty)
+    add_model(store, nasty)
+    for title in PAGES:
+        app = visit(title)
+        marked_up = [one.value for kind in ("markdown", "caption", "error", "badge") for one in app.get(kind)]
+        assert not [text for text in marked_up if ":red[z]" in text or "<b>" in text]
+    assert nasty in [one.value for one in visit("Run").text]
+    assert nasty in [one.value for one in visit("Models").text]
+
+
+def test_compare_offers_the_first_run_when_there_is_none(store: Store) -> None:
+    app = visit("Compare")
+    assert [button.label for button in app.button] == ["Make the first run"]
+    assert not app.get("plotly_chart")
+
+
+def test_compare_draws_three_charts_and_a_table_with_the_source_file(store: Store) -> None:
+    fill(store, 12)
+    app = visit("Compare")
+    assert len(app.get("plotly_chart")) == 3
+    assert all(chart.proto.alt for chart in app.get("plotly_chart"))
+    table = app.dataframe[0].value
+    assert len(table) == 13
+    assert "the file you started from" in table["Variant"].iloc[0]
+    assert "no ranking" in words(app)
+    assert "not faster on this machine" in words(app)
+
+
+def test_compare_shows_only_what_is_picked(store: Store) -> None:
+    fill(store, 12, others=False)
+    app = visit("Compare")
+    (picker,) = [one for one in app.get("pills") if one.label == "Variants"]
+    picker.set_value(["Dense", "Magnitude 50%"]).run()
+    assert list(app.dataframe[0].value["Variant"])[1:] == ["Dense", "Magnitude 50%"]
+
+
+def test_compare_says_when_nothing_is_picked(store: Store) -> None:
+    fill(store, 3, others=False)
+    app = visit("Compare")
+    (picker,) = [one for one in app.get("pills") if one.label == "Variants"]
+    picker.set_value([]).run()
+    assert not app.exception
+    assert "at least one variant" in words(app)
+
+
+def test_a_collapsed_variant_is_on_every_view(store: Store) -> None:
+    make_run(store, make_spec(None))
+    make_run(store, make_spec("magnitude", 0.9), collapsed=True)
+    app = visit("Compare")
+    quality, by_size, _ = (json.loads(chart.proto.spec)["data"] for chart in app.get("plotly_chart"))
+    for traces in (quality, by_size):
+        assert ["collapsed"] in [trace.get("text") for trace in traces]
+    assert "collapsed" in list(app.dataframe[0].value["Collapsed"])
+    assert "collapsed" in words(visit("Run"))
+
+
+def test_only_collapsed_runs(store: Store) -> None:
+    make_run(store, make_spec("magnitude", 0.9), collapsed=True)
+    app = visit("Compare")
+    assert len(app.get("plotly_chart")) == 3
+
+
+def test_runs_measured_differently_are_kept_apart_and_named(store: Store) -> None:
+    make_run(store, make_spec("wanda", 0.5).model_copy(update={"dtype": "bfloat16"}))
+    make_run(store, make_spec("wanda", 0.6).model_copy(update={"dtype": "float32"}))
+    app = visit("Compare")
+    assert "1 more run of this model was measured differently" in words(app)
+    assert "weights in bfloat16" in words(app)
+    assert list(app.dataframe[0].value["Variant"]) == ["Wanda 60%"]
+    measured = app.selectbox(key="measured")
+    measured.set_value(next(option for option in measured.options if "bfloat16" in option)).run()
+    assert list(app.dataframe[0].value["Variant"]) == ["Wanda 50%"]
+
+
+def test_many_variants_show_the_newest_until_others_are_chosen(store: Store) -> None:
+    fill(store, 60, others=False)
+    app = visit("Compare")
+    (picker,) = [one for one in app.multiselect if one.label == "Variants"]
+    assert len(picker.options) == 60
+    assert len(picker.value) == 40
+    assert "60 variants are comparable; the newest 40 are shown" in words(app)
+
+
+def test_how_it_was_measured_is_one_click_away(store: Store) -> None:
+    run = make_run(store, make_spec("wanda", 0.5))
+    app = visit("Compare")
+    app.session_state["how_measured"] = True
+    app.run()
+    lines = dict(app.dataframe[1].value.itertuples(index=False, name=None))
+    assert lines["run"].startswith(run.run_id)
+    assert lines["device name"] == "Test CPU @ 2 cores"
+    assert lines["evaluation, windows"] == "16"
+
+
+def test_models_shows_the_bundled_one_and_its_rounding(store: Store) -> None:
+    assert "rounded to 4 bits" in words(visit("Models"))
+
+
+def test_a_model_can_be_added_and_taken_off(store: Store) -> None:
+    app = visit("Models")
+    app.text_input(key="new_model").set_value("owner/name@v1")
+    app.form_submit_button[0].click().run()
+    assert not app.exception
+    assert added_models(store) == ["owner/name@v1"]
+    assert "owner/name@v1" in visit("Run").selectbox(key="model").options[1]
+    app.button(key="forget_owner/name@v1").click().run()
+    assert added_models(store) == []
+
+
+def test_a_suggestion_is_added_in_one_click(store: Store) -> None:
+    app = visit("Models")
+    (button, *_) = [button for button in app.button if button.key and button.key.startswith("suggest_")]
+    button.click().run()
+    assert added_models(store) == [button.key.removeprefix("suggest_")]
+
+
+def test_a_model_that_cannot_be_added_says_why(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "pytorch_model.bin").write_bytes(b"x")
+    app = visit("Models")
+    app.text_input(key="new_model").set_value(str(tmp_path / "old"))
+    app.form_submit_button[0].click().run()
+    assert "holds pickled weights" in words(app)
+    assert added_models(store) == []
+
+
+def test_files_are_removed_after_asking_and_figures_stay(store: Store) -> None:
+    run = make_run(store, make_spec("wanda", 0.5), artifact=True)
+    app = visit("Models")
+    app.multiselect(key="to_remove").set_value(["Wanda 50%"]).run()
+    app.button(key="remove").click().run()
+    assert not app.exception
+    assert store.run(run.key).artifact is not None
+    assert {"keep_files", "remove_files"} <= {button.key for button in app.button}
+    queue.remove_artifact(store, run.run_id)
+    app.run()
+    assert "There is none yet" in words(app)
+    assert len(store.results()) == 1
+
+
+def test_a_database_that_cannot_be_opened_is_said_plainly(home: Path) -> None:
+    (home / "poda.sqlite3").write_bytes(b"this is no database" * 100)
+    app = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=30).run()
+    assert not app.exception
+    assert "cannot be opened" in words(app)
+
+
+def test_no_page_loads_the_engine(store: Store) -> None:
+    """In a fresh interpreter: all pages are drawn, and torch, transformers and datasets are not there afterwards."""
+    fill(store, 5)
+    code = f"""
+import sys
+from unittest.mock import patch
+from streamlit.testing.v1 import AppTest
+with patch("app.runs.queue.start_worker", lambda device: None):
+    app = AppTest.from_file({str(ROOT / "app" / "main.py")!r}, default_timeout=30).run()
+    assert not app.exception
+    for page in {sorted(PAGES.values())!r}:
+        app.switch_page(page).run()
+        assert not app.exception, app.exception
+print(sorted({{"torch", "transformers", "datasets", "accelerate"}} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout.strip().splitlines()[-1:] == ["[]"], done.stderr
