@@ -6,7 +6,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -33,6 +33,14 @@ class Execute(Protocol):
     """Makes the variant of a spec in ``folder`` and measures it; :func:`app.runs.execute.execute`."""
 
     def __call__(self, spec: RunSpec, folder: Path, progress: Progress) -> Outcome: ...
+
+
+@dataclass(frozen=True)
+class Performed:
+    """A run whose end is recorded; ``refused`` when it turned out that what was asked cannot be done."""
+
+    run: Run
+    refused: bool = False
 
 
 class Watch(threading.Thread):
@@ -85,7 +93,7 @@ def perform(
     give_up: Callable[[], None],
     cancel: threading.Event | None = None,
     watcher: Callable[[Tracker], None] | None = None,
-) -> Run:
+) -> Performed:
     """Execute a run that this process has taken, and record its end, whatever it is.
 
     ``details`` is the log that a failure's message points to; ``watcher`` is given the tracker before work begins.
@@ -96,6 +104,7 @@ def perform(
         watcher(tracker)
     watch = Watch(store, run.key, tracker, cancel, give_up)
     watch.start()
+    refused = False
     try:
         outcome = execute(run.spec, artifact_folder(run), tracker)
         outcome = replace(outcome, phases=tracker.times())
@@ -104,13 +113,13 @@ def perform(
         state, error = RunState.CANCELLED, None
     except Exception as cause:
         log.exception("run %s (%s) failed", run.run_id, run.label)
-        state, error = RunState.FAILED, failure_message(cause, details)
+        state, error, refused = RunState.FAILED, failure_message(cause, details), isinstance(cause, InputError)
     finally:
         watch.stop()
     if state is not RunState.DONE:
         discard_partial(run)
         transitions.end(store, run.key, state, error)
-    return store.run(run.key)
+    return Performed(store.run(run.key), refused)
 
 
 def failure_message(cause: BaseException, details: str) -> str:

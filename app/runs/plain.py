@@ -22,6 +22,9 @@ def plainly(error: ValidationError) -> InputError:
         return InputError(f"{name} {given} is too small: the least is {limits['ge']:g}")
     if "expected" in limits:
         return InputError(f"{name} {given!r} is not known: choose {limits['expected'].replace(chr(39), '')}")
+    if first["type"].startswith(("int_", "float_")):
+        kind = "a whole number" if first["type"].startswith("int_") else "a number"
+        return InputError(f"{name} {given!r} is not {kind}")
     if first["type"] == "extra_forbidden":
         return InputError(f"there is no setting called {name}")
     return InputError(f"{name} {given!r} cannot be used: {first['msg'][:1].lower()}{first['msg'][1:]}")

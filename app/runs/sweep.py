@@ -1,4 +1,4 @@
-"""Several variants asked for at once, and what making them will take, without loading a model."""
+"""Several variants asked for at once, checked and made into specs without loading a model."""
 
 from dataclasses import dataclass
 from itertools import product
@@ -7,14 +7,12 @@ from typing import Literal, TypeVar
 
 from pydantic import ValidationError
 
-from app.runs.history import expected_seconds
 from app.runs.plain import plainly
 from app.runs.spec import CalibrationSpec, EvaluationSpec, RunSpec
-from app.runs.store import RunState, Store
 from pruning.errors import InputError
 from pruning.methods import METHODS
 from pruning.recipe import Frozen, Pattern, PruneStep, QuantizeStep, Recipe
-from pruning.sources import ModelReference, content_hash, describe, parse_reference
+from pruning.sources import ModelReference, content_hash, parse_reference
 from pruning.texts import text_identity
 
 NOTHING = "none"
@@ -73,22 +71,6 @@ class SweepRequest(Frozen):
             RunSpec(**{**dict(base), "recipe": recipe, "calibration": calibration}) for recipe in dict.fromkeys(recipes)
         ]
         return list({spec.run_id: spec for spec in specs}.values())
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """What a sweep will take.
-
-    ``new`` of ``variants`` are not finished yet. ``megabytes`` (of 1,000,000 bytes) is what they will take on disk at
-    most, None when the size of the model is not known. ``seconds`` is for the ``measured`` ones of the new variants
-    whose like was run here before, None when there is none.
-    """
-
-    variants: int
-    new: int
-    megabytes: float | None
-    seconds: float | None
-    measured: int
 
 
 @dataclass(frozen=True)
@@ -156,48 +138,3 @@ def reference_of(spec: RunSpec) -> ModelReference:
     """The model of a spec. Raises InputError when it is not there any more."""
     reference = parse_reference(spec.model)
     return reference.model_copy(update={"revision": spec.revision}) if spec.revision is not None else reference
-
-
-def estimate(store: Store, request: SweepRequest) -> Estimate:
-    """What the sweep will make and take. Raises InputError as :meth:`SweepRequest.specs`."""
-    specs = request.specs()
-    new = [spec for spec in specs if store.find(spec.run_id, [RunState.DONE]) is None]
-    seconds = []
-    for spec in new:
-        expected = list(expected_seconds(store, spec).values())
-        known = [part for part in expected if part is not None]
-        if len(known) == len(expected):
-            seconds.append(sum(known))
-    parameters = describe(reference_of(specs[0])).parameters
-    megabytes = None
-    if parameters is not None:
-        prunable, whole = _known_sizes(store, specs[0])
-        megabytes = sum(parameters * _bytes_a_weight(spec, prunable, whole) for spec in new) / 1e6
-    return Estimate(
-        variants=len(specs),
-        new=len(new),
-        megabytes=megabytes,
-        seconds=sum(seconds) if seconds else None,
-        measured=len(seconds),
-    )
-
-
-def _bytes_a_weight(spec: RunSpec, prunable: float, whole: float) -> float:
-    value = 1.0 if spec.recipe.quantize is not None else whole
-    sparsity = spec.recipe.prune.sparsity if spec.recipe.prune is not None else 0.0
-    packed = min(value, (1 - sparsity) * value + 1 / 8)
-    return prunable * packed + (1 - prunable) * whole
-
-
-def _known_sizes(store: Store, dense: RunSpec) -> tuple[float, float]:
-    """The share of the weights that pruned layers hold, and bytes a weight, from an earlier run of the dense model.
-
-    Without one, nothing is promised: no share, and 4 bytes where it is the device that will decide.
-    """
-    found = store.find(dense.run_id, [RunState.DONE])
-    if found is None:
-        return 0.0, 2.0 if dense.dtype in ("bfloat16", "float16") else 4.0
-    record = store.record(found.key)
-    sizes = record["sizes"]
-    whole = 4.0 if record["provenance"]["dtype"] == "float32" else 2.0
-    return sizes["dense16_pruned_layer_bytes"] / sizes["dense16_bytes"], whole

@@ -183,7 +183,7 @@ def _make_tables(engine: Engine) -> None:
         try:
             with writing(engine).begin() as connection:
                 metadata.create_all(connection)
-                known = dict(connection.execute(select(counters.c.name, counters.c.value)).tuples().all())
+                known = {name: value for name, value in connection.execute(select(counters.c.name, counters.c.value))}
                 for name, value in (("layout", LAYOUT), ("changes", 0), ("results", 0)):
                     if name not in known:
                         connection.execute(insert(counters).values(name=name, value=value))

@@ -98,8 +98,8 @@ def _perform(store: Store, run: Run, execute: Execute, device: str, let_go: Call
         os._exit(0)
 
     log.info("run %s attempt %d: %s", run.run_id, run.attempt, run.label)
-    ended = perform(store, run, execute, details=str(worker_log(device)), give_up=give_up)
-    log.info("run %s is %s", run.run_id, ended.state)
+    performed = perform(store, run, execute, details=str(worker_log(device)), give_up=give_up)
+    log.info("run %s is %s", run.run_id, performed.run.state)
 
 
 def _fail_all(store: Store, device: str, error: str) -> None:

@@ -1,0 +1,151 @@
+"""The job: load a model, compress it, save it, load back what was saved, and measure that."""
+
+import socket
+import sys
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from app import paths
+from app.runs.outcome import Outcome
+from app.runs.queue import folder_bytes
+from app.runs.spec import RunSpec
+from app.runs.sweep import reference_of
+from eval.figures import Figure
+from pruning.errors import InputError
+from pruning.progress import Progress
+from pruning.recipe import Recipe
+from pruning.sources import ModelReference
+from pruning.texts import load_text
+
+if TYPE_CHECKING:
+    from pruning.calibration import Windows
+    from pruning.models import LoadedModel
+
+
+def execute(spec: RunSpec, folder: Path, progress: Progress) -> Outcome:
+    """Make the variant of ``spec`` in ``folder`` and measure what is there.
+
+    Imports torch. Raises InputError for what cannot be done, RunError for what went wrong while doing it, and lets
+    through what ``progress`` raises.
+    """
+    reference = reference_of(spec)
+    _use_network(_needs_network(spec, reference))
+    progress("loading", 0, 1, "models")
+
+    import torch
+    from pruning.artifact import save_artifact
+    from pruning.runtime import load_variant
+
+    from eval.measure import measure
+    from pruning.compress import CompressionReport, compress
+    from pruning.models import load_model
+
+    seed = spec.calibration.seed if spec.calibration is not None else 0
+    torch.manual_seed(seed)
+    loaded = load_model(reference, device=spec.device, dtype=spec.dtype, cache=paths.model_cache(), progress=progress)
+    if spec.model_hash is not None and loaded.identity.file_hash != spec.model_hash:
+        raise InputError(f"{spec.model} has changed since this run was asked for: ask for it anew")
+    calibration, evaluation = _windows(spec, loaded)
+    report = CompressionReport(layers=(), seconds=0.0)
+    if spec.recipe != Recipe():
+        report = compress(loaded.model, spec.recipe, calibration, progress=progress)
+    progress("saving", 0, 1, "variants")
+    header: dict[str, Any] = {
+        "recipe": str(spec.recipe),
+        "spec": spec.model_dump(mode="json"),
+        "identity": asdict(loaded.identity),
+    }
+    save_artifact(loaded.model, loaded.tokenizer, folder, header)
+    identity, device, reason = loaded.identity, loaded.device, loaded.dtype_reason
+    # What is measured is what was saved: the model it came from must not be in memory beside it.
+    del loaded
+    _free_memory()
+    variant = load_variant(folder, device=device)
+    progress("saving", 1, 1, "variants")
+    measurement = measure(variant, evaluation, progress=progress)
+    sizes, runtime = variant.sizes, variant.runtime
+    del variant
+    _free_memory()
+    provenance = {
+        **measurement.provenance,
+        "model": {**asdict(identity), "kind": "language model", "source_kind": identity.kind},
+        "calibration": calibration.provenance if calibration is not None else None,
+        "dtype_reason": reason,
+        "seed": seed,
+        "host": socket.gethostname(),
+    }
+    return Outcome(
+        figures={**measurement.figures, "compression_time": Figure(report.seconds, "s")},
+        provenance=provenance,
+        collapsed=measurement.collapsed,
+        sizes={**asdict(sizes), "source_bytes": identity.source_bytes, "source_name": identity.source_file},
+        layers=[asdict(layer) for layer in report.layers],
+        runtime=runtime,
+        artifact_bytes=folder_bytes(folder),
+    )
+
+
+def _windows(spec: RunSpec, loaded: "LoadedModel") -> "tuple[Windows | None, Windows]":
+    """Calibration and evaluation windows. Raises InputError when the model cannot read so many tokens at once."""
+    from pruning.calibration import calibration_windows, evaluation_windows
+
+    longest = getattr(loaded.model.config, "max_position_embeddings", None)
+    for text, option in ((spec.calibration, "calibration"), (spec.evaluation, "evaluation")):
+        if text is not None and isinstance(longest, int) and text.length > longest:
+            raise InputError(
+                f"{loaded.identity.name} reads at most {longest} tokens at once: lower the {option} length "
+                f"of {text.length}"
+            )
+    evaluated = spec.evaluation
+    evaluation = evaluation_windows(
+        loaded.tokenizer, load_text(evaluated.source, "evaluation"), evaluated.windows, evaluated.length
+    )
+    if spec.calibration is None:
+        return None, evaluation
+    asked = spec.calibration
+    calibration = calibration_windows(
+        loaded.tokenizer, load_text(asked.source, "calibration"), asked.windows, asked.length, asked.seed
+    )
+    return calibration, evaluation
+
+
+def _needs_network(spec: RunSpec, reference: ModelReference) -> bool:
+    texts = [text for text in (spec.calibration, spec.evaluation) if text is not None]
+    named = any(text.text_hash is None and text.source != "articles" for text in texts)
+    return reference.kind == "hub" or named
+
+
+def _use_network(wanted: bool) -> None:
+    """Keep the hub's libraries from calling home where nothing has to come from there.
+
+    They read HF_HUB_OFFLINE once, when they are imported; a worker goes on to other models afterwards. A person who
+    set it keeps the network off.
+    """
+    from huggingface_hub import constants
+
+    offline = _offline_by_choice() or not wanted
+    constants.HF_HUB_OFFLINE = offline
+    if "datasets.config" in sys.modules:
+        sys.modules["datasets.config"].HF_HUB_OFFLINE = offline  # type: ignore[attr-defined]  # read at its import
+
+
+@cache
+def _offline_by_choice() -> bool:
+    """What the environment says: asked first before :func:`_use_network` changes anything."""
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
+
+
+def _free_memory() -> None:
+    import gc
+
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    elif torch.backends.mps.is_available():
+        torch.mps.empty_cache()
