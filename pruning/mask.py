@@ -1,5 +1,6 @@
 """Choosing exactly which weights to remove, given a score for each."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,11 +27,19 @@ def lowest(scores: Tensor, count: int) -> Tensor:
         return torch.zeros_like(scores, dtype=torch.bool)
     if count >= flat.numel():
         return torch.ones_like(scores, dtype=torch.bool)
-    border = torch.kthvalue(flat, count).values
+    border = _border(flat, count)
     chosen = flat < border
     at_border = (flat == border).nonzero().squeeze(1)
     chosen[at_border[: count - int(chosen.sum())]] = True
     return chosen.view(scores.shape)
+
+
+def _border(flat: Tensor, count: int) -> float | Tensor:
+    """The ``count``-th lowest score."""
+    if flat.device.type == "cpu":
+        # numpy selects with vector instructions, which is about ten times as fast as torch.kthvalue.
+        return float(np.partition(flat.numpy(), count - 1)[count - 1])
+    return torch.kthvalue(flat, count).values
 
 
 def lowest_per_row(scores: Tensor, sparsity: float) -> Tensor:

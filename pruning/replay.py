@@ -67,8 +67,8 @@ def capture(model: nn.Module, blocks: Sequence[Block], ids: Tensor) -> Replay:
     hidden: list[Tensor] = []
     calls: list[list[Call]] = [[] for _ in blocks]
     kind = _probe(model, blocks[0].module, ids[:1].to(device))
-    for batch in ids.split(windows):
-        inputs, noted = _note(model, blocks, batch.to(device), kind)
+    for start in range(0, len(ids), windows):
+        inputs, noted = _note(model, blocks, ids[start : start + windows].to(device), kind)
         hidden.append(inputs)
         for known, call in zip(calls, _share([c[0] for c in calls if c], noted), strict=True):
             known.append(call)
@@ -123,13 +123,17 @@ def _note(
 
 @contextmanager
 def _replaced_forwards(modules: Sequence[nn.Module], note: Any) -> Iterator[None]:
+    before = [module.__dict__.get("forward") for module in modules]  # others may have replaced it, as accelerate does
     try:
         for index, module in enumerate(modules):
             module.__dict__["forward"] = lambda *args, _index=index, **kwargs: note(_index, *args, **kwargs)
         yield
     finally:
-        for module in modules:
-            module.__dict__.pop("forward", None)
+        for module, forward in zip(modules, before, strict=True):
+            if forward is None:
+                module.__dict__.pop("forward", None)
+            else:
+                module.__dict__["forward"] = forward
 
 
 def _forward(model: nn.Module, ids: Tensor) -> None:

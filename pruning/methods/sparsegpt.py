@@ -40,7 +40,7 @@ def prune(weight: Tensor, statistics: Tensor | None, sparsity: float, pattern: P
     if pattern is None:
         _remove_in_blocks(columns, factor, dead, sparsity)
     else:
-        _remove_in_groups(columns, factor, pattern)
+        _remove_in_groups(columns, factor, dead, pattern)
     if not bool(torch.isfinite(columns.sum())):
         raise UnusableStatisticsError("the update of the kept weights is not finite")
     return columns.T.contiguous()
@@ -50,25 +50,31 @@ def inverse_factor(gram: Tensor) -> Tensor:
     """The upper Cholesky factor U of the inverse of the dampened Gram matrix H, H⁻¹ = UᵀU.
 
     H = RRᵀ with R upper triangular is an ordinary Cholesky decomposition read from the last row and column to the
-    first, and U = R⁻¹, so that H⁻¹ itself is never formed. An input that was always zero gets 1 on the diagonal.
+    first, and U = R⁻¹, so that H⁻¹ itself is never formed. An input that was always zero gets 1 more on the diagonal.
     Raises UnusableStatisticsError when no damping makes H positive definite.
     """
     diagonal = gram.diagonal()
     damping = DAMPING * diagonal.mean()
     for _ in range(RETRIES):
-        dampened = gram.clone()
-        dampened.diagonal().copy_(torch.where(diagonal == 0, 1, diagonal) + damping)
-        reverse, failed = torch.linalg.cholesky_ex(dampened.flip(0, 1))
+        backwards = gram.flip(0, 1)
+        backwards.diagonal().add_(damping + (diagonal == 0).flip(0))
+        lower, failed = torch.linalg.cholesky_ex(backwards)
         if not bool(failed):
-            factor = torch.linalg.solve_triangular(
-                reverse.flip(0, 1), torch.eye(gram.shape[0], dtype=gram.dtype, device=gram.device), upper=True
-            )
+            identity = torch.eye(gram.shape[0], dtype=gram.dtype, device=gram.device)
+            factor: Tensor = torch.linalg.solve_triangular(lower, identity, upper=False).flip(0, 1)
             if bool(torch.isfinite(factor.sum())):
                 return factor
         damping = damping * 10
     raise UnusableStatisticsError(
-        f"the Gram matrix is not positive definite, even {DAMPING * 10 ** (RETRIES - 1):g} dampened"
+        f"the Gram matrix is not positive definite, even with its diagonal raised by {DAMPING * 10 ** (RETRIES - 1):g} of its mean"
     )
+
+
+def _scores(columns: Tensor, diagonal: Tensor, dead: Tensor) -> Tensor:
+    """What removing each weight costs, w²/[H⁻¹]_cc of the inputs not yet passed (equation 5)."""
+    scores = (columns / diagonal).square_()
+    # Weights on a dead input are free, but those that are zero already go before them, as they stay zero anyway.
+    return scores.masked_fill_(dead[:, None], FIRST).masked_fill_(columns == 0, 2 * FIRST)
 
 
 def _remove_in_blocks(columns: Tensor, factor: Tensor, dead: Tensor, sparsity: float) -> None:
@@ -78,11 +84,7 @@ def _remove_in_blocks(columns: Tensor, factor: Tensor, dead: Tensor, sparsity: f
         end = min(start + BLOCK, inputs)
         block = columns[start:end]
         diagonal = factor.diagonal()[start:end, None]
-        scores = (block / diagonal).square_()
-        # Weights on a dead input are free, but those that are zero already go before them, as they stay zero anyway.
-        scores.masked_fill_(dead[start:end, None], FIRST)
-        scores.masked_fill_(block == 0, 2 * FIRST)
-        mask = lowest(scores, budget.take(start, end))
+        mask = lowest(_scores(block, diagonal, dead[start:end]), budget.take(start, end))
         errors = torch.empty_like(block)
         inverse = mask / diagonal
         for low in range(start, end, STEP):
@@ -122,7 +124,7 @@ class _Budget:
         return count
 
 
-def _remove_in_groups(columns: Tensor, factor: Tensor, pattern: Pattern) -> None:
+def _remove_in_groups(columns: Tensor, factor: Tensor, dead: Tensor, pattern: Pattern) -> None:
     inputs = columns.shape[0]
     size = pattern.group * max(1, BLOCK // pattern.group)
     for start in range(0, inputs, size):
@@ -132,8 +134,7 @@ def _remove_in_groups(columns: Tensor, factor: Tensor, pattern: Pattern) -> None
             high = low + pattern.group
             group = columns[low:high]
             diagonal = factor.diagonal()[low:high, None]
-            scores = (group / diagonal).square_().masked_fill_(group == 0, FIRST)
-            mask = lowest_in_groups(scores.T, pattern).T
+            mask = lowest_in_groups(_scores(group, diagonal, dead[low:high]).T, pattern).T
             inverse = mask / diagonal
             for column in range(low, high):
                 error = errors[column - start]
