@@ -38,11 +38,13 @@ def prune(weight: Tensor, statistics: Tensor | None, sparsity: float, pattern: P
     factor = inverse_factor(gram)
     dead = gram.diagonal() == 0
     if pattern is None:
-        _remove_in_blocks(columns, factor, dead, sparsity)
+        removed = _remove_in_blocks(columns, factor, dead, sparsity)
     else:
-        _remove_in_groups(columns, factor, dead, pattern)
+        removed = _remove_in_groups(columns, factor, dead, pattern)
     if not bool(torch.isfinite(columns.sum())):
         raise UnusableStatisticsError("the update of the kept weights is not finite")
+    # Among millions of weights, an update hits zero exactly now and then; a kept weight stays one that is not zero.
+    columns.masked_fill_((columns == 0) & ~removed & (weight.T != 0), torch.finfo(columns.dtype).tiny)
     return columns.T.contiguous()
 
 
@@ -65,9 +67,8 @@ def inverse_factor(gram: Tensor) -> Tensor:
             if bool(torch.isfinite(factor.sum())):
                 return factor
         damping = damping * 10
-    raise UnusableStatisticsError(
-        f"the Gram matrix is not positive definite, even with its diagonal raised by {DAMPING * 10 ** (RETRIES - 1):g} of its mean"
-    )
+    most = DAMPING * 10 ** (RETRIES - 1)
+    raise UnusableStatisticsError(f"the Gram matrix is not positive definite, even dampened by {most:g} of its mean")
 
 
 def _scores(columns: Tensor, diagonal: Tensor, dead: Tensor) -> Tensor:
@@ -77,14 +78,16 @@ def _scores(columns: Tensor, diagonal: Tensor, dead: Tensor) -> Tensor:
     return scores.masked_fill_(dead[:, None], FIRST).masked_fill_(columns == 0, 2 * FIRST)
 
 
-def _remove_in_blocks(columns: Tensor, factor: Tensor, dead: Tensor, sparsity: float) -> None:
+def _remove_in_blocks(columns: Tensor, factor: Tensor, dead: Tensor, sparsity: float) -> Tensor:
     inputs = columns.shape[0]
+    removed = torch.zeros_like(columns, dtype=torch.bool)
     budget = _Budget(columns, sparsity)
     for start in range(0, inputs, BLOCK):
         end = min(start + BLOCK, inputs)
         block = columns[start:end]
         diagonal = factor.diagonal()[start:end, None]
         mask = lowest(_scores(block, diagonal, dead[start:end]), budget.take(start, end))
+        removed[start:end] = mask
         errors = torch.empty_like(block)
         inverse = mask / diagonal
         for low in range(start, end, STEP):
@@ -98,6 +101,7 @@ def _remove_in_blocks(columns: Tensor, factor: Tensor, dead: Tensor, sparsity: f
                 columns[high:end].addmm_(factor[low:high, high:end].T, errors[low - start : high - start], alpha=-1)
         block.masked_fill_(mask, 0)
         columns[end:].addmm_(factor[start:end, end:].T, errors, alpha=-1)
+    return removed
 
 
 class _Budget:
@@ -124,8 +128,9 @@ class _Budget:
         return count
 
 
-def _remove_in_groups(columns: Tensor, factor: Tensor, dead: Tensor, pattern: Pattern) -> None:
+def _remove_in_groups(columns: Tensor, factor: Tensor, dead: Tensor, pattern: Pattern) -> Tensor:
     inputs = columns.shape[0]
+    removed = torch.zeros_like(columns, dtype=torch.bool)
     size = pattern.group * max(1, BLOCK // pattern.group)
     for start in range(0, inputs, size):
         end = min(start + size, inputs)
@@ -135,6 +140,7 @@ def _remove_in_groups(columns: Tensor, factor: Tensor, dead: Tensor, pattern: Pa
             group = columns[low:high]
             diagonal = factor.diagonal()[low:high, None]
             mask = lowest_in_groups(_scores(group, diagonal, dead[low:high]).T, pattern).T
+            removed[low:high] = mask
             inverse = mask / diagonal
             for column in range(low, high):
                 error = errors[column - start]
@@ -145,3 +151,4 @@ def _remove_in_groups(columns: Tensor, factor: Tensor, dead: Tensor, pattern: Pa
             if high < end:
                 columns[high:end].addmm_(factor[low:high, high:end].T, errors[low - start : high - start], alpha=-1)
         columns[end:].addmm_(factor[start:end, end:].T, errors, alpha=-1)
+    return removed

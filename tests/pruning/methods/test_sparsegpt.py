@@ -130,3 +130,15 @@ def test_nothing_to_remove_changes_nothing() -> None:
 def test_statistics_are_needed() -> None:
     with pytest.raises(ValueError, match="Gram"):
         sparsegpt.prune(torch.ones(2, 2), None, 0.5, None)
+
+
+def test_a_kept_weight_that_an_update_brings_to_zero_is_not_counted_as_removed() -> None:
+    gram = torch.eye(4, dtype=torch.float64) * 3
+    gram[0, 1] = gram[1, 0] = 3
+    factor = sparsegpt.inverse_factor(gram)
+    # Removing the first weight takes exactly the second from the second.
+    weight = torch.tensor([[1.0, 0.0, 4.0, 4.0]], dtype=torch.float64)
+    weight[0, 1] = factor[0, 1] * (1 / factor[0, 0])
+    pruned = sparsegpt.prune(weight, gram, 0.25, None)
+    assert (pruned != 0).tolist() == [[False, True, True, True]]
+    assert abs(float(pruned[0, 1])) < 1e-300
