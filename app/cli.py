@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 from pydantic import ValidationError
+from sqlalchemy.exc import SQLAlchemyError
 
 from app.runs.plain import plainly
 from app.runs.queue import mark_lost
@@ -40,6 +41,8 @@ def main() -> None:
         _fail(str(error), 2)
     except RunError as error:
         _fail(str(error), 1)
+    except SQLAlchemyError as error:
+        _fail(f"The database did not answer ({error.args[0] if error.args else error}): try once more.", 1)
     except CancelledError:
         _fail("Cancelled.", CANCELLED_EXIT)
 

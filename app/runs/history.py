@@ -9,7 +9,6 @@ from app.runs.spec import RunSpec
 from app.runs.store import Store
 
 PHASES = ("loading", "compressing", "saving", "scoring", "timing")
-LATEST = 3
 
 
 def phases_of(spec: RunSpec) -> tuple[str, ...]:
@@ -34,24 +33,24 @@ def work_of(phase: str, spec: RunSpec) -> str:
 
 
 def expected_seconds(store: Store, spec: RunSpec) -> Mapping[str, float | None]:
-    """Seconds each phase should take, in order, from the latest runs of the same work; None where never measured."""
+    """Seconds each phase should take, in order, from the latest run of the same work; None where never measured."""
     return {phase: _expected(store, phase, spec) for phase in phases_of(spec)}
 
 
 def _expected(store: Store, phase: str, spec: RunSpec) -> float | None:
     table = tables.phases
-    query = (
+    latest = (
         select(table.c.seconds, table.c.total)
         .where(table.c.work == work_of(phase, spec))
         .order_by(table.c.run_key.desc())
-        .limit(LATEST)
+        .limit(1)
     )
     with store.engine.connect() as connection:
-        rows = [(float(seconds), int(total)) for seconds, total in connection.execute(query)]
-    if not rows:
+        found = connection.execute(latest).first()
+    if found is None:
         return None
+    seconds, total = float(found[0]), int(found[1])
     if phase == "scoring":
         # Tokens are the only unit whose number differs between runs of the same work.
-        tokens = spec.evaluation.windows * spec.evaluation.length
-        return sum(seconds / max(total, 1) * tokens for seconds, total in rows) / len(rows)
-    return sum(seconds for seconds, _ in rows) / len(rows)
+        return seconds / max(total, 1) * spec.evaluation.windows * spec.evaluation.length
+    return seconds

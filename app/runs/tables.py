@@ -183,7 +183,8 @@ def _make_tables(engine: Engine) -> None:
         try:
             with writing(engine).begin() as connection:
                 metadata.create_all(connection)
-                known = {name: value for name, value in connection.execute(select(counters.c.name, counters.c.value))}
+                counted = connection.execute(select(counters.c.name, counters.c.value))
+                known = {row.name: row.value for row in counted}
                 for name, value in (("layout", LAYOUT), ("changes", 0), ("results", 0)):
                     if name not in known:
                         connection.execute(insert(counters).values(name=name, value=value))

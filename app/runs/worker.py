@@ -71,9 +71,11 @@ def work(
 
 def _serve(store: Store, device: str, resolved: str, execute: Execute, idle: float, let_go: Callable[[], None]) -> None:
     last = time.monotonic()
-    while time.monotonic() - last < idle:
+    while True:
         if device not in transitions.waiting_devices(store):
-            time.sleep(POLL_SECONDS)
+            if time.monotonic() - last > idle:
+                return
+            time.sleep(min(POLL_SECONDS, idle))
             continue
         last = time.monotonic()
         try:

@@ -94,6 +94,7 @@ def make_outcome(
         "tokens_per_second": Figure.from_samples([noise.uniform(0.9, 1.05) / token for _ in range(5)], "tokens/s"),
         "compression_time": Figure(30 * noise.uniform(0.9, 1.1) if prune is not None else 0.0, "s"),
     }
+    runtime = "aten int8" if quantize is not None else "torch eager"
     provenance: dict[str, Any] = {
         "model": {
             "name": "SmolLM2-135M-Instruct" if spec.model == "bundled" else Path(spec.model).name,
@@ -114,6 +115,7 @@ def make_outcome(
         "device": "cpu",
         "device_name": device_name,
         "host": "test-machine",
+        "runtime": runtime,
         "versions": versions if versions is not None else {},
         "seed": spec.calibration.seed if spec.calibration is not None else None,
         "date": "2026-01-02T03:04:05+00:00",
@@ -131,7 +133,7 @@ def make_outcome(
             "parameters": PARAMETERS,
         },
         layers=[{"name": "model.layers.0.mlp.up_proj", "shape": [1536, 576], "sparsity": share}],
-        runtime="aten int8" if quantize is not None else "torch eager",
+        runtime=runtime,
         artifact_bytes=disk,
         phases={
             "loading": PhaseTime(1.0, 1),

@@ -1,0 +1,285 @@
+"""The terminal: what it writes, what it refuses and with which exit code, and Ctrl-C."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from app import cli
+from app.runs import terminal
+from app.runs.processes import device_lock
+from app.runs.store import RunState, Store
+from app.runs.terminal import describe
+from app.runs.transitions import Position
+from tests.app import fake_job
+from tests.app.factories import fill, make_run, make_spec
+
+ROOT = Path(__file__).parents[2]
+DENSE = ("run", "--model", "bundled", "--method", "none")
+
+
+@pytest.fixture(autouse=True)
+def job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No run here loads a model."""
+    behave(monkeypatch, "quick")
+
+
+def behave(monkeypatch: pytest.MonkeyPatch, behaviour: str) -> None:
+    monkeypatch.setattr(terminal, "real_execute", lambda: fake_job.BEHAVIOURS[behaviour])
+    monkeypatch.setitem(terminal.run_here.__kwdefaults__, "resolve", lambda name: "cpu")
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """The exit code of ``python -m app ARGUMENTS``."""
+    monkeypatch.setattr(sys, "argv", ["app", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return int(ended.value.code or 0)
+
+
+def process(behaviour: str, arguments: Sequence[str]) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "tests.app.fake_job", "terminal", behaviour, *arguments]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_run_prints_its_figures_and_writes_the_record(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, store: Store
+) -> None:
+    out = tmp_path / "out.json"
+    arguments = ("run", "--model", "bundled", "--method", "wanda", "--sparsity", "0.5", "--windows", "4")
+    assert call(monkeypatch, *arguments, "--seed", "3", "--json", str(out)) == 0
+    record = json.loads(out.read_text())
+    assert (record["status"], record["recipe"]) == ("done", "Wanda 50%")
+    assert record["spec"]["calibration"] == {
+        "source": "articles",
+        "text_hash": None,
+        "windows": 4,
+        "length": 256,
+        "seed": 3,
+    }
+    assert record == store.record(store.runs()[0].key)
+    printed = capsys.readouterr()
+    assert "Wanda 50%" in printed.out
+    assert "size on disk" in printed.out
+    assert "MB" in printed.out
+    assert "[4/5] scoring: 8,192 of 8,192 tokens" in printed.err or "[5/5] timing" in printed.err
+
+
+def test_a_pattern_fixes_the_sparsity(monkeypatch: pytest.MonkeyPatch, store: Store) -> None:
+    asked = ("run", "--model", "bundled", "--method", "sparsegpt", "--pattern", "2:4", "--quantize", "int8")
+    assert call(monkeypatch, *asked) == 0
+    assert store.runs()[0].label == "SparseGPT 2:4 + int8"
+    assert call(monkeypatch, *asked, "--sparsity", "0.5") == 0
+    assert len(store.runs()) == 1
+
+
+def test_a_finished_run_is_found_and_made_anew_only_when_asked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], store: Store
+) -> None:
+    assert call(monkeypatch, *DENSE) == 0
+    assert call(monkeypatch, *DENSE) == 0
+    assert "--again makes it anew" in capsys.readouterr().err
+    assert [run.attempt for run in store.runs()] == [1]
+    assert call(monkeypatch, *DENSE, "--again") == 0
+    assert [run.attempt for run in store.runs()] == [2, 1]
+
+
+def test_a_run_that_waits_in_the_queue_is_taken_over(monkeypatch: pytest.MonkeyPatch, store: Store) -> None:
+    from app.runs.sweep import identified
+
+    waiting = make_run(store, identified(make_spec(None)), state=RunState.QUEUED)
+    assert call(monkeypatch, *DENSE) == 0
+    assert store.run(waiting.key).state is RunState.DONE
+    assert len(store.runs()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cause"),
+    [
+        (("--method", "wanda", "--sparsity", "1.5"), "sparsity 1.5 is out of range: choose a share from 0 to 0.95"),
+        (("--method", "wanda", "--sparsity", "-0.1"), "sparsity -0.1 is out of range: choose a share from 0 to 0.95"),
+        (("--method", "wanda", "--sparsity", "0.4", "--pattern", "2:4"), "pattern 2:4 fixes the sparsity at 0.5"),
+        (("--method", "wanda", "--pattern", "3:2"), "3:2 removes nothing"),
+        (("--method", "wanda", "--pattern", "half"), "'half' is not a pattern"),
+        (("--method", "wanda"), "say how much wanda should remove"),
+        (("--method", "none", "--sparsity", "0.5"), "method none removes nothing"),
+        (("--method", "wnda", "--sparsity", "0.5"), "unknown method 'wnda'"),
+        (("--method", "none", "--quantize", "int3"), "unknown quantization 'int3'"),
+        (("--method", "none", "--dtype", "int3"), "dtype 'int3' is not known"),
+        (("--method", "none", "--eval-windows", "0"), "windows 0 is too small"),
+        (("--method", "none", "--eval-length", "1"), "length 1 is too small"),
+        (("--method", "none", "--seed", "-1"), "seed -1 is too small"),
+        (("--method", "none", "--model", "./missing"), "no such folder"),
+        (("--method", "none", "--model", "model.bin"), "no such file"),
+        (("--method", "none", "--eval-text", "./missing.txt"), "there is no text file at ./missing.txt"),
+        (("--method", "none", "--json", "/missing/out.json"), "/missing/out.json cannot be written"),
+        (("--method", "none", "--json", "/"), "/ is a folder"),
+    ],
+)
+def test_a_bad_request_ends_with_2_and_one_sentence_and_no_run(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    store: Store,
+    arguments: tuple[str, ...],
+    cause: str,
+) -> None:
+    model = () if "--model" in arguments else ("--model", "bundled")
+    assert call(monkeypatch, "run", *model, *arguments) == 2
+    message = capsys.readouterr().err
+    assert cause in message
+    assert message.count("\n") == 1
+    assert store.runs() == []
+
+
+def test_an_unknown_device_ends_with_2(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from app.runs.worker import resolve_device
+
+    monkeypatch.setitem(terminal.run_here.__kwdefaults__, "resolve", resolve_device)
+    assert call(monkeypatch, *DENSE, "--device", "abacus") == 2
+    assert "'abacus' is no device" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("method", "code", "error"),
+    [
+        ("magnitude", 1, "the weights are not finite"),
+        ("wanda", 2, "the text has 10 tokens"),
+        ("sparsegpt", 1, "details"),
+    ],
+)
+def test_a_failed_run_writes_its_record_too(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    home: Path,
+    method: str,
+    code: int,
+    error: str,
+) -> None:
+    behave(monkeypatch, "failing")
+    out = tmp_path / "out.json"
+    arguments = ("run", "--model", "bundled", "--method", method, "--sparsity", "0.5", "--json", str(out))
+    assert call(monkeypatch, *arguments) == code
+    record = json.loads(out.read_text())
+    assert record["status"] == "failed"
+    assert error in record["error"]
+    assert record["figures"] == {}
+    printed = capsys.readouterr().err
+    assert record["error"] in printed
+    assert "Traceback" not in printed
+    assert "Traceback" in (home / "logs" / "terminal.log").read_text()
+
+
+def test_results_lists_every_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, store: Store
+) -> None:
+    assert call(monkeypatch, "results") == 0
+    assert "No runs yet" in capsys.readouterr().out
+    fill(store, 5)
+    out = tmp_path / "all.json"
+    assert call(monkeypatch, "results", "--json", str(out)) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1 + 10
+    assert [line.split()[0] for line in lines[1:]] == [run.run_id for run in store.runs()]
+    records = json.loads(out.read_text())
+    assert [record["status"] for record in records] == [str(run.state) for run in store.runs()]
+    assert records[-1]["figures"]["perplexity"]["unit"] == "perplexity"
+
+
+@pytest.mark.parametrize(
+    ("run_id", "cause"), [("zz", "No run has an id that begins with 'zz'"), ("", "its files were removed")]
+)
+def test_what_cannot_be_exported_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    store: Store,
+    run_id: str,
+    cause: str,
+) -> None:
+    run = make_run(store)
+    assert call(monkeypatch, "export", run_id or run.run_id[:6], str(tmp_path / "out")) == 2
+    assert cause in capsys.readouterr().err
+
+
+def test_a_home_that_cannot_be_written_ends_with_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("PODA_HOME", str(tmp_path / "file" / "x"))
+    assert call(monkeypatch, "results") == 2
+    assert "Set PODA_HOME" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("behaviour", ["slow", "deaf"])
+def test_ctrl_c_is_cancel(store: Store, tmp_path: Path, number: int, behaviour: str) -> None:
+    out = tmp_path / "out.json"
+    arguments = ("run", "--model", "bundled", "--method", "wanda", "--sparsity", "0.5", "--json", str(out))
+    running = process(behaviour, arguments)
+    end = time.monotonic() + 20
+    while not store.runs([RunState.RUNNING]) and time.monotonic() < end:
+        time.sleep(0.05)
+    time.sleep(0.3)
+    running.send_signal(number)
+    printed, messages = running.communicate(timeout=10)
+    assert running.returncode == 130
+    assert "Cancel" in messages
+    assert "Traceback" not in messages + printed
+    assert [run.state for run in store.runs()] == [RunState.CANCELLED]
+    assert json.loads(out.read_text())["status"] == "cancelled"
+
+
+def test_the_terminal_waits_for_the_device_and_says_so(store: Store) -> None:
+    with device_lock("cpu"):
+        waiting = process("quick", DENSE)
+        assert waiting.stderr is not None
+        assert "Another run is using cpu: waiting" in waiting.stderr.readline()
+        assert store.runs() == []
+    waiting.communicate(timeout=20)
+    assert waiting.returncode == 0
+    assert [run.state for run in store.runs()] == [RunState.DONE]
+
+
+def test_ctrl_c_while_waiting_leaves_no_run(store: Store) -> None:
+    with device_lock("cpu"):
+        waiting = process("quick", DENSE)
+        assert waiting.stderr is not None
+        waiting.stderr.readline()
+        waiting.send_signal(signal.SIGINT)
+        waiting.communicate(timeout=10)
+    assert waiting.returncode == 130
+    assert store.runs() == []
+
+
+def test_a_killed_terminal_loses_its_run_and_the_next_command_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], store: Store
+) -> None:
+    running = process("slow", DENSE)
+    end = time.monotonic() + 20
+    while not store.runs([RunState.RUNNING]) and time.monotonic() < end:
+        time.sleep(0.05)
+    os.kill(running.pid, signal.SIGKILL)
+    running.communicate()
+    assert call(monkeypatch, "results") == 0
+    assert " lost " in capsys.readouterr().out
+
+
+def test_a_position_is_one_line() -> None:
+    line = describe(Position("compressing", 12, 30, "blocks", 2, 5, 42.0))
+    assert line == "[2/5] compressing: 12 of 30 blocks, about 42 s left"
+    assert describe(Position("scoring", 0, 8192, "tokens", 4, 5, None)) == "[4/5] scoring: 0 of 8,192 tokens"
+
+
+def test_the_terminal_and_the_queue_load_neither_torch_nor_streamlit() -> None:
+    modules = "app.cli, app.runs.store, app.runs.queue, app.runs.sweep, app.runs.worker, app.runs.execute"
+    heavy = ("torch", "transformers", "datasets", "streamlit", "accelerate")
+    code = f"import sys, {modules}; print([name for name in {heavy} if name in sys.modules])"
+    seen = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert seen.stdout.strip() == "[]"

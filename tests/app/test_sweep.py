@@ -1,0 +1,115 @@
+"""A sweep becomes specs, dense first, or is refused in one sentence before anything is loaded."""
+
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from app.runs.spec import CalibrationSpec, EvaluationSpec
+from app.runs.sweep import PRESETS, SweepRequest, identified, reference_of
+from pruning.errors import InputError
+from tests.app.factories import make_spec
+
+
+def test_a_sweep_is_dense_and_every_combination_once() -> None:
+    request = SweepRequest(
+        methods=("magnitude", "wanda"), sparsities=(0.3, 0.5), patterns=("2:4",), quantize=("none", "int8")
+    )
+    labels = [str(spec.recipe) for spec in request.specs()]
+    expected = [
+        f"{method} {share}{scheme}"
+        for method, share, scheme in product(("Magnitude", "Wanda"), ("30%", "50%", "2:4"), ("", " + int8"))
+    ]
+    assert labels[0] == "Dense"
+    assert sorted(labels[1:]) == sorted(expected)
+
+
+def test_quantization_alone_is_asked_for_by_method_none() -> None:
+    assert [str(spec.recipe) for spec in SweepRequest(methods=("none",), quantize=("int8",)).specs()] == [
+        "Dense",
+        "int8",
+    ]
+    assert [str(spec.recipe) for spec in SweepRequest().specs()] == ["Dense"]
+
+
+def test_repeated_choices_are_one_run() -> None:
+    specs = SweepRequest(methods=("wanda", "wanda"), sparsities=(0.5, 0.5)).specs()
+    assert [str(spec.recipe) for spec in specs] == ["Dense", "Wanda 50%"]
+
+
+def test_every_spec_carries_the_protocol_and_the_file_hash_of_the_model() -> None:
+    request = SweepRequest(
+        methods=("magnitude", "wanda"),
+        sparsities=(0.5,),
+        calibration=CalibrationSpec(windows=4, seed=9),
+        evaluation=EvaluationSpec(windows=3, length=64),
+        device="cpu",
+        dtype="float32",
+    )
+    dense, magnitude, wanda = request.specs()
+    for spec in (dense, magnitude, wanda):
+        assert (spec.model, spec.device, spec.dtype) == ("bundled", "cpu", "float32")
+        assert spec.evaluation == EvaluationSpec(windows=3, length=64)
+        assert spec.model_hash is not None
+        assert len(spec.model_hash) == 64
+    assert dense.calibration is None
+    assert magnitude.calibration is None
+    assert wanda.calibration == CalibrationSpec(windows=4, seed=9)
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ({"methods": ("wanda",)}, "Wanda needs at least one sparsity or pattern: choose how much to remove"),
+        ({"sparsities": (0.5,)}, "A sparsity or pattern needs a method that removes weights: choose one"),
+        ({"methods": ("none",), "patterns": ("2:4",)}, "needs a method that removes weights"),
+        ({"methods": ("wanda",), "sparsities": (0.5, 1.5)}, "sparsity 1.5 is out of range"),
+        ({"methods": ("wanda",), "patterns": ("3:2",)}, "3:2 removes nothing"),
+        ({"methods": ("wanda",), "patterns": ("1:8",)}, "pattern 1:8 is not offered by Wanda: choose 2:4 or 4:8"),
+        ({"methods": ("wnda",), "sparsities": (0.5,)}, "unknown method 'wnda'"),
+        ({"methods": ("none",), "quantize": ("int3",)}, "unknown quantization 'int3'"),
+        ({"quantize": ()}, "Choose at least one of the quantizations"),
+        ({"model": "./missing"}, "no such folder"),
+        ({"evaluation": EvaluationSpec(source="./missing.txt")}, "there is no text file at ./missing.txt"),
+        (
+            {"methods": ("wanda",), "sparsities": (0.5,), "calibration": CalibrationSpec(source="./missing.txt")},
+            "there is no text file at ./missing.txt",
+        ),
+    ],
+)
+def test_what_cannot_be_made_is_refused_in_one_sentence(asked: dict[str, object], sentence: str) -> None:
+    with pytest.raises(InputError) as caught:
+        SweepRequest.model_validate(asked).specs()
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_presets_can_be_made_and_the_first_is_dense_and_one_variant() -> None:
+    sizes = {name: len(preset.request.specs()) for name, preset in PRESETS.items()}
+    assert sizes == {"look": 2, "methods": 10, "small": 6}
+
+
+def test_files_are_named_by_content_and_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.txt").write_text("some words")
+    spec = make_spec("wanda").model_copy(
+        update={"calibration": CalibrationSpec(source="mine.txt"), "evaluation": EvaluationSpec(source="./mine.txt")}
+    )
+    first = identified(spec)
+    assert first.calibration is not None
+    assert first.calibration.source == first.evaluation.source == str(tmp_path / "mine.txt")
+    # sha256sum of "some words"
+    assert first.evaluation.text_hash == "050777a35dcd48838062824126e60a0780dc322c5b1f84c3a32636cc7466b1b6"
+    Path("moved.txt").write_text("some words")
+    moved = spec.model_copy(
+        update={"calibration": CalibrationSpec(source="moved.txt"), "evaluation": EvaluationSpec(source="moved.txt")}
+    )
+    assert identified(moved).run_id == first.run_id
+    Path("mine.txt").write_text("other words")
+    assert identified(spec).run_id != first.run_id
+
+
+def test_a_hub_model_keeps_its_revision_apart() -> None:
+    spec = identified(make_spec("wanda", model="owner/name@v1.0"))
+    assert (spec.model, spec.revision, spec.model_hash) == ("owner/name", "v1.0", None)
+    assert str(reference_of(spec)) == "owner/name@v1.0"
