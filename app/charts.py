@@ -16,6 +16,8 @@ MILLISECOND = 1e-3
 _WIDE = 4
 # Figures whose columns are missing until some run has one.
 _NEEDED = ("perplexity", "perplexity_low", "perplexity_high", "sparsity", "size_on_disk")
+# With more points than this, their labels lie on each other; the pointer still reads them.
+_LABELLED = 14
 _TRANSPARENT = "rgba(0,0,0,0)"
 
 
@@ -58,12 +60,13 @@ def perplexity_against_sparsity(results: pd.DataFrame) -> Chart | None:
         draw_variants(figure, rows, name, edge)
     dense = dense_of(drawn)
     draw_dense(figure, dense)
+    caption = "How surprised the model is by real text (perplexity), with its 95% interval."
     if dense["perplexity"].notna().any():
         figure.add_hline(y=dense["perplexity"].iloc[0], line={"color": GREY, "width": 1.5, "dash": "dot"})
+        caption += " The dotted line is the dense model."
     return Chart(
         title="How much quality does each sparsity cost?",
-        caption="How surprised the model is by real text (perplexity), with its 95% interval. "
-        "The dotted line is the dense model.",
+        caption=caption,
         figure=figure,
         alt=f"Perplexity against sparsity. {_said(drawn)}",
     )
@@ -79,7 +82,7 @@ def quality_against_size(results: pd.DataFrame) -> Chart | None:
     figure = _figure("MB on disk, smaller is better", "perplexity, lower is better")
     edge = _quality_axis(figure, drawn)
     for name, rows in groups(drawn):
-        draw_variants(figure, rows, name, edge, say_share=True)
+        draw_variants(figure, rows, name, edge, say_share=len(drawn) <= _LABELLED)
     dense = dense_of(drawn)
     draw_dense(figure, dense)
     draw_source(figure, dense)
@@ -144,7 +147,7 @@ def latency_bars(results: pd.DataFrame, timing: Timing = TIMINGS[0]) -> Chart | 
         f"{plain_html(shortened(label, 28))}, {figures(value)}"
         for label, value in zip(distinct_labels(drawn), middle, strict=True)
     ]
-    figure.update_layout(height=70 + 30 * len(drawn), bargap=0.3)
+    figure.update_layout(height=90 + 30 * len(drawn), bargap=0.3, margin={"b": 60})
     figure.update_xaxes(rangemode="tozero")
     figure.update_yaxes(tickvals=places, ticktext=names, range=[len(drawn) - 0.4, -0.6], showgrid=False)
     return Chart(

@@ -90,7 +90,9 @@ def in_words(estimate: Estimate) -> str:
     there = estimate.variants - estimate.new
     if estimate.new == 0:
         return f"{counted(estimate.variants, 'variant')}, all there already: see them on Compare."
-    parts = [f"{counted(estimate.variants, 'variant')} with the dense model to compare with"]
+    parts = [counted(estimate.variants, "variant")]
+    if estimate.variants > 1:
+        parts.append("one of them the dense model to compare with")
     if there:
         parts.append(f"{there:,} there already")
     if estimate.bytes_on_disk is not None:

@@ -1,7 +1,8 @@
 """What one variant looks like on a chart of quality: its trace, its place when it collapsed, what a pointer reads."""
 
 import math
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -12,20 +13,22 @@ from pruning.quantize import SCHEMES
 
 MEGABYTE = 1e6
 
+# Plain rows, not frames: selecting from many small frames takes longer than drawing them.
+Row = dict[Hashable, Any]
 
-def groups(drawn: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+
+def groups(drawn: pd.DataFrame) -> Iterator[tuple[str, list[Row]]]:
     """Compressed rows that belong to one line, with its name: same method, quantization and calibration."""
-    made = drawn[(drawn["method"] != UNPRUNED) | (drawn["quantize"] != "none")]
+    made = [row for row in drawn.to_dict("records") if row["method"] != UNPRUNED or row["quantize"] != "none"]
     # The text is named only where it tells lines apart.
-    several = made.loc[made["calibration"] != "", "calibration"].nunique() > 1
-    keyed = made.assign(text=made["calibration"] if several else "")
-    found = keyed[["method", "quantize", "text"]].drop_duplicates().itertuples(index=False, name=None)
-    lines: list[tuple[str, str, str]] = [(str(method), str(scheme), str(text)) for method, scheme, text in found]
+    several = len({row["calibration"] for row in made if row["calibration"]}) > 1
+    lines: dict[tuple[str, str, str], list[Row]] = {}
+    for row in made:
+        lines.setdefault((row["method"], row["quantize"], row["calibration"] if several else ""), []).append(row)
     for method, quantize, text in sorted(lines, key=lambda line: (method_rank(line[0]), line[1] != "none", *line)):
         steps = [] if method == UNPRUNED else [method_title(method)]
         name = " + ".join([*steps, *([SCHEMES[quantize].title] if quantize in SCHEMES else [])])
-        belongs = (keyed["method"] == method) & (keyed["quantize"] == quantize) & (keyed["text"] == text)
-        yield plain_html(f"{name} ({shortened(text)})" if text else name), keyed[belongs]
+        yield plain_html(f"{name} ({shortened(text)})" if text else name), lines[method, quantize, text]
 
 
 def dense_of(drawn: pd.DataFrame) -> pd.DataFrame:
@@ -34,30 +37,30 @@ def dense_of(drawn: pd.DataFrame) -> pd.DataFrame:
     return dense.sort_values("finished_at").tail(1)
 
 
-def draw_variants(figure: go.Figure, rows: pd.DataFrame, name: str, edge: float, *, say_share: bool = False) -> None:
+def draw_variants(figure: go.Figure, rows: Sequence[Row], name: str, edge: float, *, say_share: bool = False) -> None:
     """Draw one group: a line through its unstructured variants, N:M ones off the line, collapsed ones at ``edge``.
 
     N:M is a stronger demand at the same sparsity, so a line through it would show a dent that is not there.
     """
-    alive = rows[~rows["collapsed"]].sort_values("x")
-    unstructured = alive["pattern"] == ""
-    _draw(figure, alive[unstructured], name, line=True, say_share=say_share)
-    _draw(figure, alive[~unstructured], name, line=False, listed=not unstructured.any())
-    collapsed = rows[rows["collapsed"]]
-    if collapsed.empty:
+    alive = sorted((row for row in rows if not row["collapsed"]), key=lambda row: float(row["x"]))
+    unstructured = [row for row in alive if not row["pattern"]]
+    _draw(figure, unstructured, name, line=True, say_share=say_share)
+    _draw(figure, [row for row in alive if row["pattern"]], name, line=False, listed=not unstructured)
+    collapsed = [row for row in rows if row["collapsed"]]
+    if not collapsed:
         return
     figure.add_trace(
         go.Scatter(
-            x=collapsed["x"],
+            x=[row["x"] for row in collapsed],
             y=[edge] * len(collapsed),
             name=f"{name}: collapsed",
             legendgroup=name,
-            showlegend=alive.empty,
+            showlegend=not alive,
             mode="markers+text",
             text=["collapsed"] * len(collapsed),
             textposition="bottom center",
-            marker={"color": method_colour(collapsed["method"].iloc[0]), "size": 11, "symbol": "x"},
-            customdata=_details(collapsed),
+            marker={"color": method_colour(collapsed[0]["method"]), "size": 11, "symbol": "x"},
+            customdata=[_details(row) for row in collapsed],
             hovertemplate="%{customdata}<extra></extra>",
             cliponaxis=False,
         )
@@ -66,7 +69,8 @@ def draw_variants(figure: go.Figure, rows: pd.DataFrame, name: str, edge: float,
 
 def draw_dense(figure: go.Figure, dense: pd.DataFrame) -> None:
     """Draw the unpruned model as a grey mark; nothing when it was not measured."""
-    _draw(figure, dense[dense["perplexity"].notna()], method_title(UNPRUNED), line=False)
+    measured = dense[dense["perplexity"].notna()]
+    _draw(figure, measured.to_dict("records"), method_title(UNPRUNED), line=False)
 
 
 def draw_source(figure: go.Figure, dense: pd.DataFrame) -> None:
@@ -92,17 +96,17 @@ def draw_source(figure: go.Figure, dense: pd.DataFrame) -> None:
 
 
 def _draw(
-    figure: go.Figure, rows: pd.DataFrame, name: str, *, line: bool, say_share: bool = False, listed: bool = True
+    figure: go.Figure, rows: Sequence[Row], name: str, *, line: bool, say_share: bool = False, listed: bool = True
 ) -> None:
-    if rows.empty:
+    if not rows:
         return
-    method, value = rows["method"].iloc[0], rows["perplexity"]
+    method = rows[0]["method"]
     colour = method_colour(method)
-    labels = [_mark(row, say_share=say_share) for row in rows.to_dict("records")]
+    labels = [_mark(row, say_share=say_share) for row in rows]
     figure.add_trace(
         go.Scatter(
-            x=rows["x"],
-            y=value,
+            x=[row["x"] for row in rows],
+            y=[row["perplexity"] for row in rows],
             name=name,
             legendgroup=name,
             showlegend=listed,
@@ -113,40 +117,40 @@ def _draw(
             marker={
                 "color": colour,
                 "size": 10,
-                "symbol": [
-                    quantization_marker(scheme, dtype)
-                    for scheme, dtype in zip(rows["quantize"], rows["dtype"], strict=True)
-                ],
+                "symbol": [quantization_marker(row["quantize"], row["dtype"]) for row in rows],
                 "line": {"width": 2, "color": colour},
             },
             error_y={
                 "type": "data",
-                "array": (rows["perplexity_high"] - value).fillna(0.0),
-                "arrayminus": (value - rows["perplexity_low"]).fillna(0.0),
+                "array": [_distance(row["perplexity"], row["perplexity_high"]) for row in rows],
+                "arrayminus": [_distance(row["perplexity_low"], row["perplexity"]) for row in rows],
                 "color": colour,
                 "thickness": 1,
                 "width": 4,
             },
-            customdata=_details(rows),
+            customdata=[_details(row) for row in rows],
             hovertemplate="%{customdata}<extra></extra>",
         )
     )
 
 
-def _mark(row: dict[Hashable, object], *, say_share: bool) -> str:
+def _distance(low: float, high: float) -> float:
+    return 0.0 if math.isnan(low) or math.isnan(high) else high - low
+
+
+def _mark(row: Row, *, say_share: bool) -> str:
     if row["pattern"]:
-        return f" {plain_html(str(row['pattern']))}"
-    share = _number(row["sparsity_asked"])
-    return f" {percent(share)}" if say_share and share else ""
+        return f" {plain_html(row['pattern'])}"
+    return f" {percent(row['sparsity_asked'])}" if say_share and row["sparsity_asked"] else ""
 
 
-def _details(rows: pd.DataFrame) -> list[str]:
-    """What a pointer over each point reads."""
-    return ["<br>".join(_lines(row)) for row in rows.to_dict("records")]
+def _details(row: Row) -> str:
+    """What a pointer over the point reads."""
+    return "<br>".join(_lines(row))
 
 
-def _lines(row: dict[Hashable, object]) -> Iterator[str]:
-    yield f"<b>{plain_html(str(row['label']))}</b>"
+def _lines(row: Row) -> Iterator[str]:
+    yield f"<b>{plain_html(row['label'])}</b>"
     if row["collapsed"]:
         yield "collapsed: it no longer predicts text"
     value, low, high = (_number(row.get(f"perplexity{suffix}")) for suffix in ("", "_low", "_high"))
@@ -157,7 +161,7 @@ def _lines(row: dict[Hashable, object]) -> Iterator[str]:
     if stored is not None and dense16:
         yield f"{size(stored)} on disk, {figures(stored / dense16)}× dense in 16 bits"
     if row["calibration"]:
-        yield f"calibrated on {plain_html(shortened(str(row['calibration']), 60))}"
+        yield f"calibrated on {plain_html(shortened(row['calibration'], 60))}"
 
 
 def _number(value: object) -> float | None:

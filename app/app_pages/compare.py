@@ -1,6 +1,7 @@
 """Compare: what each variant cost in quality and bought in bytes and time."""
 
 import json
+from functools import partial
 
 import streamlit as st
 
@@ -13,7 +14,7 @@ from app.widgets.database import load_results, open_store
 from app.widgets.messages import say_note
 
 SHOWN_AT_ONCE = 40
-FEW = 24
+FEW = 40
 
 st.title("Compare")
 store = open_store()
@@ -61,23 +62,32 @@ if shown.empty:
 quality, bytes_ = st.columns(2)
 with quality:
     show_chart(
-        perplexity_against_sparsity(shown),
+        "quality by sparsity",
+        perplexity_against_sparsity,
+        shown,
         key="quality_by_sparsity",
         missing="None of these variants has a measured perplexity.",
     )
 with bytes_:
     show_chart(
-        quality_against_size(shown),
+        "quality by size",
+        quality_against_size,
+        shown,
         key="quality_by_size",
         missing="None of these variants has a measured size.",
     )
 
 timings = {timing.title: timing for timing in TIMINGS}
-timing = st.segmented_control(
-    "Waiting time", list(timings), default=TIMINGS[0].title, key="waiting", required=True, bind="query-params"
+timing = timings.get(
+    st.segmented_control(
+        "Waiting time", list(timings), default=TIMINGS[0].title, key="waiting", required=True, bind="query-params"
+    ),
+    TIMINGS[0],
 )
 show_chart(
-    latency_bars(shown, timings.get(timing, TIMINGS[0])),
+    timing.title,
+    partial(latency_bars, timing=timing),
+    shown,
     key="waiting_bars",
     missing="None of these variants was timed this way.",
 )
@@ -93,7 +103,7 @@ st.dataframe(
     key="figures",
     alt="Every figure of the chosen variants, one row a variant",
     column_config={
-        "Variant": st.column_config.TextColumn(pinned=True),
+        "Variant": st.column_config.TextColumn(pinned=True, width="medium"),
         "Measured": st.column_config.DatetimeColumn(format="D MMM YYYY, HH:mm"),
         **{header: st.column_config.NumberColumn() for header in FIGURE_HEADERS if header in differing},
     },

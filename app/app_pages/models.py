@@ -97,15 +97,15 @@ st.caption(
     "a gated one needs its licence accepted and your own token."
 )
 known = {entry.reference for entry in known_models(store)}
-with st.grid(3):
+with st.container(border=True):
     for suggestion in SUGGESTIONS:
-        with st.container(border=True, height="stretch"):
-            st.markdown(f"**{suggestion.name.split('/')[1]}**")
-            st.caption(
-                f"{suggestion.name.split('/')[0]}, {figures(suggestion.parameters / 1e6)} million parameters, "
-                f"about {size(2 * suggestion.parameters)} in 16 bits; {suggestion.note}."
+        owner, _, name = suggestion.name.partition("/")
+        with st.container(horizontal=True, vertical_alignment="center", key=f"suggestion_{name}"):
+            st.markdown(
+                f"**{name}** by {owner}  \n:gray[{figures(suggestion.parameters / 1e6)} million parameters, "
+                f"about {size(2 * suggestion.parameters)} in 16 bits; {suggestion.note}]",
+                width="stretch",
             )
-            st.space("stretch")
             st.button(
                 "On the list" if suggestion.name in known else "Add",
                 key=f"suggest_{suggestion.name}",

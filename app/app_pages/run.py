@@ -23,6 +23,7 @@ from pruning.methods import METHODS
 from pruning.quantize import SCHEMES
 from pruning.sources import BUNDLED
 
+SHOWN_AT_ONCE = 40
 SPARSITIES = ["30%", "40%", "50%", "60%", "70%"]
 TEXTS = {BUNDLED_ARTICLES: "news articles (come with Poda)", "wikitext2": "WikiText-2 (downloaded)"}
 DEVICES = {"auto": "the fastest one here", "cpu": "CPU", "cuda": "NVIDIA GPU", "mps": "Apple GPU"}
@@ -215,7 +216,9 @@ with watch:
     live_queue(store)
     latest = latest_protocol(results)
     show_chart(
-        perplexity_against_sparsity(results[results["protocol"] == latest.key].head(60)) if latest else None,
+        "quality by sparsity",
+        perplexity_against_sparsity,
+        results[results["protocol"] == latest.key].head(SHOWN_AT_ONCE) if latest is not None else results,
         key="so_far",
         missing="The first point appears here as soon as a run is finished: quality against sparsity.",
     )

@@ -24,7 +24,7 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """What to call it: the name people know it by, the reference where a revision or a problem makes that unclear."""
+        """The name people know it by; the reference where a revision or a problem makes that unclear."""
         if self.card is None or "@" in self.reference:
             return shortened(self.reference)
         return self.card.title

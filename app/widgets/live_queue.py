@@ -1,17 +1,19 @@
 """The live queue: every run one line, polled while something is active."""
 
+import pandas as pd
 import streamlit as st
 
 from app.runs import queue
 from app.runs.store import ACTIVE, Run, RunState, Store
 from app.status import LOOKS, latest_attempts, outcome_words, progress_words, share_done
 from app.widgets.database import load_results
+from app.wording import counted
 
 _BUSY_SECONDS = 1.0
 # A run may be asked for in another browser or from the terminal.
 _IDLE_SECONDS = 10.0
 _WAITING_SHOWN = 8
-_ENDED_SHOWN = 6
+_ENDED_SHOWN = 5
 
 
 def live_queue(store: Store) -> None:
@@ -36,27 +38,34 @@ def _draw(store: Store, drawn_for: tuple[bool, int]) -> None:
         st.rerun()
     active = [run for run in runs if run.state in ACTIVE]
     ended = [run for run in latest_attempts(runs) if run.state not in ACTIVE]
-    with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
-        st.subheader("Queue")
-        if len(active) > 1:
-            st.button(
-                "Cancel all",
-                key="cancel_all",
-                type="tertiary",
-                icon=":material/cancel:",
-                on_click=_cancel,
-                args=(store, [run.key for run in active]),
-            )
+    st.subheader("Queue")
     if not runs:
         st.caption("Runs appear here as soon as one is started, with how far each one is and the time left.")
         return
     with st.container(border=True, gap="medium"):
+        if len(active) > 1:
+            _all_at_once(store, active)
         for run in active[:_WAITING_SHOWN]:
             _active_line(store, run)
         if len(active) > _WAITING_SHOWN:
             st.caption(f"and {len(active) - _WAITING_SHOWN:,} more waiting behind these")
+        results = load_results(store)
         for run in ended[:_ENDED_SHOWN]:
-            _ended_line(store, run)
+            _ended_line(store, run, results)
+
+
+def _all_at_once(store: Store, active: list[Run]) -> None:
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.caption(f"{counted(len(active), 'run')} to go")
+        st.space("stretch")
+        st.button(
+            "Cancel all",
+            key="cancel_all",
+            type="tertiary",
+            icon=":material/cancel:",
+            on_click=_cancel,
+            args=(store, [run.key for run in active]),
+        )
 
 
 def _active_line(store: Store, run: Run) -> None:
@@ -76,9 +85,9 @@ def _active_line(store: Store, run: Run) -> None:
         st.progress(share_done(run), text=progress_words(run))
 
 
-def _ended_line(store: Store, run: Run) -> None:
+def _ended_line(store: Store, run: Run, results: pd.DataFrame) -> None:
     # Plain text: an error may repeat what a person or a file said.
-    words = outcome_words(run, load_results(store))
+    words = outcome_words(run, results)
     with st.container(key=f"run_{run.key}", gap="xsmall"):
         with st.container(horizontal=True, vertical_alignment="center", gap="small"):
             _recipe(run)

@@ -95,7 +95,7 @@ def test_the_form_says_what_it_will_make_and_starts_it(store: Store) -> None:
     app.get_by_key("methods").set_value(["magnitude", "sparsegpt"])
     app.multiselect(key="sparsities").set_value(["30%", "60%"])
     app.get_by_key("stored").set_value(["none", "int8"]).run()
-    assert "9 variants with the dense model to compare with" in words(app)
+    assert "9 variants, one of them the dense model to compare with" in words(app)
     app.button(key="start").click().run()
     assert not app.exception
     labels = {run.label for run in store.runs([RunState.QUEUED])}
@@ -112,7 +112,7 @@ def test_what_is_there_already_is_said_and_not_made_again(store: Store) -> None:
         make_run(store, spec)
     app = visit("Run")
     app.multiselect(key="sparsities").set_value(["50%", "60%"]).run()
-    assert "3 variants with the dense model to compare with, 2 there already" in words(app)
+    assert "3 variants, one of them the dense model to compare with, 2 there already" in words(app)
 
 
 @pytest.mark.parametrize(

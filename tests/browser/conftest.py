@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.error import URLError
@@ -52,25 +53,35 @@ class Visitor:
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """``streamlit run app/main.py`` on a free port."""
+    """A dashboard with an empty store."""
     monkeypatch.setenv("PODA_HOME", str(tmp_path))
     monkeypatch.delenv("PODA_DATABASE", raising=False)
     store = Store()
-    url = f"http://localhost:{_free_port()}"
-    command = [sys.executable, "-m", "streamlit", "run", "app/main.py"]
-    options = ["--server.port", url.rpartition(":")[2], "--server.headless", "true"]
-    log = (tmp_path / "server.log").open("w")
-    process = subprocess.Popen(
-        [*command, *options], cwd=ROOT, env=os.environ | {"PODA_HOME": str(tmp_path)}, stdout=log, stderr=log
-    )
-    try:
-        _wait_until_it_answers(url, process)
+    with serve(tmp_path) as url:
         yield Server(url, tmp_path, store)
-    finally:
-        process.terminate()
-        process.wait(timeout=20)
-        log.close()
-        store.close()
+    store.close()
+
+
+@contextmanager
+def serve(home: Path) -> Iterator[str]:
+    """``streamlit run app/main.py`` on a free port, over what is in ``home``; yields its address."""
+    port = _free_port()
+    command = [sys.executable, "-m", "streamlit", "run", "app/main.py", "--server.headless", "true"]
+    environment = {name: value for name, value in os.environ.items() if name != "PODA_DATABASE"}
+    with (home / "server.log").open("w") as log:
+        process = subprocess.Popen(
+            [*command, "--server.port", str(port)],
+            cwd=ROOT,
+            env=environment | {"PODA_HOME": str(home)},
+            stdout=log,
+            stderr=log,
+        )
+        try:
+            _wait_until_it_answers(f"http://localhost:{port}", process)
+            yield f"http://localhost:{port}"
+        finally:
+            process.terminate()
+            process.wait(timeout=20)
 
 
 @pytest.fixture(scope="session")
