@@ -1,0 +1,288 @@
+"""Variants on disk: written in the smallest faithful form, verified, rebuilt bit for bit (see artifact_format)."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import init_empty_weights  # type: ignore[import-untyped]  # it has no type hints
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers.pytorch_utils import Conv1D
+
+from pruning.anatomy import prunable_layers
+from pruning.artifact_format import (
+    LayerRecord,
+    Layout,
+    MaskedTensor,
+    StoredSizes,
+    mask_name,
+    masked_bytes,
+    read_header,
+    read_layout,
+    stored_sizes,
+    values_name,
+)
+from pruning.disk import new_folder
+from pruning.errors import InputError, RunError
+from pruning.packing import bit_patterns, pack, same_bits, unpack
+from pruning.quantize.int8 import Int8Linear
+from pruning.sources import VARIANT_KEY, WEIGHTS
+
+__all__ = [
+    "StoredSizes",
+    "export_transformers",
+    "read_header",
+    "rebuild",
+    "save_artifact",
+    "stored_sizes",
+]
+
+_SPELLED = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int8: "I8",
+}
+
+
+def save_artifact(model: nn.Module, tokenizer: Any, folder: Path, header: dict[str, Any]) -> None:
+    """Write ``model`` with its tokenizer to ``folder``, which appears when it is whole and verified.
+
+    ``header`` is JSON of the caller's: recipe, identity, specification. Every tensor is read back and compared in
+    every bit. Raises RunError when the disk is full or what was read back differs, and ValueError when ``header``
+    uses a name of the format's own.
+    """
+    taken = set(header) & {"format", "version", "dtype", "parameters", "layers"}
+    if taken:
+        raise ValueError(f"{', '.join(sorted(taken))} in the header would hide what the format says itself")
+    state, tied = _unique(model.state_dict())
+    layout = _layout(model, state, tied, header)
+    stored: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        if name in layout.masked:
+            stored[mask_name(name)], stored[values_name(name)] = pack(tensor.cpu())
+        else:
+            stored[name] = tensor.cpu().contiguous()
+    needed = sum(tensor.nbytes for tensor in stored.values())
+    with new_folder(folder, needed, f"the variant {folder.name}") as temporary:
+        # Without the "format" entry that transformers looks for: it could not tell packed layers from missing ones.
+        save_file(stored, temporary / WEIGHTS, {VARIANT_KEY: layout.model_dump_json()})
+        del stored
+        config: Any = model.config
+        config.save_pretrained(temporary)
+        generation: Any = getattr(model, "generation_config", None)
+        if generation is not None:
+            generation.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+        _verify(temporary, state)
+
+
+def rebuild(folder: Path) -> tuple[nn.Module, Layout]:
+    """The model of the variant in ``folder``, on the CPU, in eval mode, and its header.
+
+    Every tensor equals the one saved bit for bit; quantized layers are :class:`Int8Linear`. Raises InputError naming
+    what is wrong with the folder.
+    """
+    layout, _ = read_layout(folder)
+    model = _empty(folder, layout)
+    for name, record in layout.layers.items():
+        if record.int8:
+            _replace(model, name, _empty_int8(record, layout, has_bias=_has_bias(model, name)))
+    _assign(model, dict(_tensors(folder, layout)), layout, folder)
+    return model, layout
+
+
+def export_transformers(folder: Path, target: Path) -> None:
+    """Write the variant in ``folder`` as a plain transformers folder at ``target``: zeros dense, int8 dequantized.
+
+    Raises InputError when ``target`` holds something already or ``folder`` is no variant, RunError for a full disk.
+    """
+    if target.is_file() or (target.is_dir() and any(target.iterdir())):
+        raise InputError(f"{target} is not empty: choose a folder that does not exist yet")
+    layout, _ = read_layout(folder)
+    model = _empty(folder, layout)
+    state = dict(_tensors(folder, layout))
+    for name, record in layout.layers.items():
+        if record.int8:
+            weight = Int8Linear(state.pop(f"{name}.codes"), state.pop(f"{name}.scale")).dequantized()
+            transposed = isinstance(model.get_submodule(name), Conv1D)
+            state[f"{name}.weight"] = weight.T.contiguous() if transposed else weight
+    _assign(model, state, layout, folder)
+    needed = sum(parameter.nbytes for parameter in model.parameters())
+    with new_folder(target.absolute(), needed, f"the exported model {target.name}") as temporary:
+        for file in folder.iterdir():
+            if file.is_file() and file.name != WEIGHTS:
+                shutil.copy2(file, temporary / file.name)
+        plain: Any = model
+        plain.save_pretrained(temporary)
+
+
+def _layout(model: nn.Module, state: dict[str, Tensor], tied: dict[str, str], about: dict[str, Any]) -> Layout:
+    layers: dict[str, LayerRecord] = {}
+    masked: dict[str, MaskedTensor] = {}
+    for name, shape, int8 in _layers(model):
+        tensor_name = f"{name}.codes" if int8 else f"{name}.weight"
+        tensor = state[tied.get(tensor_name, tensor_name)]
+        kept = int(bit_patterns(tensor).count_nonzero())
+        elements, item = tensor.numel(), tensor.element_size()
+        packed = masked_bytes(elements, kept, item) < elements * item and tensor_name in state
+        if packed:
+            masked[tensor_name] = MaskedTensor.model_validate(
+                {"shape": tuple(tensor.shape), "dtype": _SPELLED[tensor.dtype], "kept": kept}
+            )
+        storage = "+".join(["bitmask"] * packed + ["int8"] * int8) or "dense"
+        layers[name] = LayerRecord.model_validate({"storage": storage, "shape": shape, "zeros": elements - kept})
+    quantized = [module for module in model.modules() if isinstance(module, Int8Linear)]
+    return Layout.model_validate(
+        {
+            "dtype": str(_compute_dtype(model)).removeprefix("torch."),
+            "parameters": sum(parameter.numel() for parameter in model.parameters())
+            + sum(layer.codes.numel() + (layer.bias.numel() if layer.bias is not None else 0) for layer in quantized),
+            "layers": layers,
+            "masked": masked,
+            "tied": tied,
+            "about": about,
+        }
+    )
+
+
+def _layers(model: nn.Module) -> Iterator[tuple[str, tuple[int, int], bool]]:
+    """Name, shape (out, in) and whether it is int8 of every prunable layer; a quantized model has them all in int8."""
+    quantized = [
+        (name, (module.out_features, module.in_features), True)
+        for name, module in model.named_modules()
+        if isinstance(module, Int8Linear)
+    ]
+    yield from quantized or [
+        (layer.name, (layer.out_features, layer.in_features), False) for layer in prunable_layers(model)
+    ]
+
+
+def _unique(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a state dict, those that are one in memory once, and the other names of those."""
+    first: dict[tuple[Any, ...], str] = {}
+    unique: dict[str, Tensor] = {}
+    tied: dict[str, str] = {}
+    for name, tensor in state.items():
+        key = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        if tensor.numel() and key in first:
+            tied[name] = first[key]
+        else:
+            first[key] = name
+            unique[name] = tensor.detach()
+    return unique, tied
+
+
+def _verify(folder: Path, state: dict[str, Tensor]) -> None:
+    """Compare what was written with what was to be written, one tensor at a time."""
+    layout, _ = read_layout(folder)
+    left = set(state)
+    for name, tensor in _tensors(folder, layout, aliases=False):
+        if name not in left or not same_bits(tensor, state[name].cpu()):
+            raise RunError(f"{name} was read back from {folder.parent} other than it was written: check the disk")
+        left.discard(name)
+    if left:
+        raise RunError(f"{min(left)} was not found in what was written to {folder.parent}: check the disk")
+
+
+def _tensors(folder: Path, layout: Layout, aliases: bool = True) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor by its name, in memory of its own, and then the tied ones by their other names."""
+    path = folder / WEIGHTS
+    parts = {part(name) for name in layout.masked for part in (mask_name, values_name)}
+    sources = set(layout.tied.values()) if aliases else set()
+    shared: dict[str, Tensor] = {}
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            for name in [*(key for key in file.keys() if key not in parts), *layout.masked]:  # noqa: SIM118 (no dict)
+                record = layout.masked.get(name)
+                if record is None:
+                    # Not the file's own pages: the file may be removed while the model is used.
+                    tensor = file.get_tensor(name).clone()
+                else:
+                    mask, values = file.get_tensor(mask_name(name)), file.get_tensor(values_name(name))
+                    tensor = unpack(mask, values, record.shape)
+                if name in sources:
+                    shared[name] = tensor
+                yield name, tensor
+    except (SafetensorError, ValueError, OSError) as error:
+        raise InputError(f"{path} is damaged ({error}): make the variant again") from error
+    for alias, name in layout.tied.items() if aliases else ():
+        yield alias, shared[name]
+
+
+def _empty(folder: Path, layout: Layout) -> nn.Module:
+    """The model that ``config.json`` describes: parameters without memory, buffers as the configuration has them."""
+    try:
+        config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        with init_empty_weights(include_buffers=False):
+            model: nn.Module = AutoModelForCausalLM.from_config(
+                config, dtype=getattr(torch, layout.dtype), trust_remote_code=False
+            )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError) as error:
+        raise InputError(
+            f"{folder / 'config.json'} describes no model that can be built ({error}): make the variant again"
+        ) from error
+    if (folder / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(str(folder), local_files_only=True)
+    return model
+
+
+def _empty_int8(record: LayerRecord, layout: Layout, has_bias: bool) -> Int8Linear:
+    dtype = getattr(torch, layout.dtype)
+    rows = torch.empty(record.shape[0], dtype=dtype, device="meta")
+    codes = torch.empty(record.shape, dtype=torch.int8, device="meta")
+    return Int8Linear(codes, rows, torch.empty_like(rows) if has_bias else None)
+
+
+def _has_bias(model: nn.Module, layer: str) -> bool:
+    try:
+        return getattr(model.get_submodule(layer), "bias", None) is not None
+    except AttributeError as error:
+        raise InputError(f"config.json describes no layer {layer}, which the variant has: make it again") from error
+
+
+def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
+    parent, _, leaf = name.rpartition(".")
+    setattr(model.get_submodule(parent), leaf, module)
+
+
+def _assign(model: nn.Module, state: dict[str, Tensor], layout: Layout, folder: Path) -> None:
+    """Put ``state`` in the place of the empty parameters, tied ones together, and make the model ready to run."""
+    path = folder / WEIGHTS
+    expected = model.state_dict()
+    for name in sorted(expected.keys() ^ state.keys()):
+        raise InputError(
+            f"{path} {'lacks' if name in expected else 'has'} {name}, which config.json "
+            f"{'asks for' if name in expected else 'does not know'}: make the variant again"
+        )
+    for name, tensor in state.items():
+        if tensor.shape != expected[name].shape:
+            raise InputError(
+                f"{path} has {name} of shape {tuple(tensor.shape)} where config.json asks for "
+                f"{tuple(expected[name].shape)}: make the variant again"
+            )
+    model.load_state_dict(state, assign=True)
+    for alias, name in layout.tied.items():
+        _tie(model, alias, name)
+    model.eval().requires_grad_(False)
+
+
+def _tie(model: nn.Module, alias: str, name: str) -> None:
+    """Make ``alias`` the very parameter ``name`` is, so that it stays one when the model moves to a device."""
+    owners = []
+    for full in (alias, name):
+        path, _, leaf = full.rpartition(".")
+        owners.append((model.get_submodule(path), leaf))
+    (other, leaf), (owner, source) = owners
+    if leaf in other._parameters and source in owner._parameters:
+        other._parameters[leaf] = owner._parameters[source]
+
+
+def _compute_dtype(model: nn.Module) -> torch.dtype:
+    state: dict[str, Tensor] = model.state_dict()
+    return next(tensor.dtype for tensor in state.values() if tensor.is_floating_point())

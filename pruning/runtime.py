@@ -1,0 +1,63 @@
+"""A variant loaded from disk, ready to score and to decode."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from pruning.artifact import StoredSizes, read_header, rebuild, stored_sizes
+from pruning.device import MPS_NOTE, choose_device
+from pruning.errors import RunError
+from pruning.models import load_tokenizer
+from pruning.quantize.int8 import Int8Linear
+
+
+@dataclass
+class Variant:
+    """A model as it was saved, on its device in eval mode. ``runtime`` names the kernels its layers run on."""
+
+    model: nn.Module
+    tokenizer: Any
+    header: dict[str, Any]
+    sizes: StoredSizes
+    folder: Path
+    device: torch.device
+    dtype: torch.dtype
+    runtime: str
+
+
+def load_variant(folder: Path, *, device: torch.device | str) -> Variant:
+    """The variant in ``folder``, which is all that is needed, on ``device``.
+
+    Raises InputError for a folder that is no whole variant or a device that is not here, RunError when it does not
+    fit in memory.
+    """
+    place = choose_device(str(device))
+    model, layout = rebuild(folder)
+    try:
+        model = model.to(place)
+    except torch.OutOfMemoryError as error:
+        raise RunError(
+            f"the variant {folder.name} does not fit in the memory of {place}: free some of it, or choose another "
+            "--device"
+        ) from error
+    dtype: torch.dtype = getattr(torch, layout.dtype)
+    return Variant(
+        model=model,
+        tokenizer=load_tokenizer(folder),
+        header=read_header(folder),
+        sizes=stored_sizes(folder),
+        folder=folder,
+        device=place,
+        dtype=dtype,
+        runtime=runtime_of(model, dtype, place),
+    )
+
+
+def runtime_of(model: nn.Module, dtype: torch.dtype, device: torch.device) -> str:
+    """In words, the kernels the prunable layers of ``model`` run on."""
+    kernels = {module.runtime for module in model.modules() if isinstance(module, Int8Linear)}
+    named = "; ".join(sorted(kernels)) or f"torch {str(dtype).removeprefix('torch.')}"
+    return f"{named}; {MPS_NOTE}" if device.type == "mps" else named
