@@ -62,8 +62,8 @@ def compress(
     kind = METHODS[prune.method].statistics if prune is not None else "none"
     if prune is not None:
         _check_widths(blocks, prune)
-    if kind != "none" and windows is None:
-        raise InputError(f"{recipe} looks at calibration text: give calibration windows")
+    if kind != "none":
+        _check_windows(model, recipe, windows)
     model.eval()
     reports: list[LayerReport] = []
     with torch.no_grad():
@@ -96,6 +96,18 @@ def _check_widths(blocks: list[Block], prune: PruneStep) -> None:
                     f"pattern {prune.pattern} does not fit {layer.name}: its {layer.in_features} inputs are no "
                     f"multiple of {prune.pattern.group}; choose a sparsity without a pattern"
                 )
+
+
+def _check_windows(model: nn.Module, recipe: Recipe, windows: Windows | None) -> None:
+    if windows is None:
+        raise InputError(f"{recipe} looks at calibration text: give calibration windows")
+    longest = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    length = windows.ids.shape[1]
+    if isinstance(longest, int) and length > longest:
+        raise InputError(
+            f"calibration windows of {length} tokens are longer than the {longest} the model takes: "
+            f"lower the window length to {longest} or less"
+        )
 
 
 def _collect(

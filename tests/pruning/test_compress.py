@@ -272,6 +272,11 @@ def test_windows_are_needed_by_methods_that_look_at_text() -> None:
         compress(tiny_model("llama"), recipe("wanda", 0.5), None)
 
 
+def test_windows_longer_than_the_model_takes_are_refused() -> None:
+    with pytest.raises(InputError, match="65 tokens are longer than the 64"):
+        compress(tiny_model("gpt2"), recipe("wanda", 0.5), Windows(tiny_ids(1, 65)))
+
+
 @pytest.fixture(autouse=True)
 def _few_threads() -> Iterator[None]:
     threads = torch.get_num_threads()
