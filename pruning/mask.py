@@ -80,7 +80,8 @@ def _even_share(zeros: Tensor, count: int) -> int:
 def lowest_in_groups(scores: Tensor, pattern: Pattern) -> Tensor:
     """A mask over (rows, columns): in each ``group`` consecutive columns all but ``kept`` are true, the lowest.
 
-    Columns must be a multiple of the group.
+    Columns must be a multiple of the group. A group with more zeros than it loses keeps them, so a matrix may end up
+    with more zeros than were removed.
     """
     rows, columns = scores.shape
     groups = scores.reshape(rows, columns // pattern.group, pattern.group)
