@@ -1,5 +1,6 @@
 """Turns a GGUF file into a plain transformers folder, once, so that it loads as fast as any other model."""
 
+import copy
 import functools
 import struct
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import gguf
+import numpy as np
 import torch
 import transformers
 from safetensors.torch import save_file
@@ -27,7 +29,7 @@ LAYOUT = 1
 """Raised when what is written changes, so that older copies are made again."""
 
 _MAKER = f"layout {LAYOUT}, transformers {transformers.__version__}"
-_STRING, _ARRAY = gguf.GGUFValueType.STRING, gguf.GGUFValueType.ARRAY
+_ARRAY = gguf.GGUFValueType.ARRAY
 
 
 def converted(path: Path, file_hash: str, cache: Path, progress: Progress = silent) -> Path:
@@ -110,9 +112,20 @@ def _narrowest(tensor: Tensor) -> Tensor:
 def _read_once(progress: Progress, elements: int) -> Iterator[None]:
     """Let transformers convert with the same results in a third of the time, and tell how far it is.
 
-    It parses the file three times, with a view into the file for every token, and works out the table of tensor names
+    It parses the file four times, with a view into the file for every token, and works out the table of tensor names
     anew for every submodule. Should its internals change, these replacements are not called, and it is merely slower.
     """
+    load = modeling_gguf_pytorch_utils.load_gguf_checkpoint
+    parsed = functools.cache(load)
+
+    def load_once(*arguments: Any, **options: Any) -> dict[str, Any]:
+        if len(arguments) != 1 or options not in ({}, {"return_tensors": False}):
+            anew: dict[str, Any] = load(*arguments, **options)
+            return anew
+        result = parsed(str(arguments[0]))
+        # Callers change the configuration they get.
+        return {**result, "config": copy.deepcopy(result["config"])}
+
     done = 0
     dequantize: Callable[..., Any] = gguf.dequantize
 
@@ -128,6 +141,7 @@ def _read_once(progress: Progress, elements: int) -> Iterator[None]:
         stack.enter_context(_replaced(gguf, "GGUFReader", functools.cache(_Reader)))
         stack.enter_context(_replaced(gguf, "get_tensor_name_map", functools.cache(gguf.get_tensor_name_map)))
         stack.enter_context(_replaced(gguf, "dequantize", counted))
+        stack.enter_context(_replaced(modeling_gguf_pytorch_utils, "load_gguf_checkpoint", load_once))
         stack.enter_context(_replaced(modeling_gguf_pytorch_utils, "tqdm", lambda items, **_: items))
         yield
     progress(PHASE, elements, elements, "weights")
@@ -144,21 +158,27 @@ def _replaced(module: ModuleType, name: str, replacement: object) -> Iterator[No
 
 
 class _Reader(gguf.GGUFReader):
-    """Reads lists of strings, which are most of a file's values, straight from the bytes."""
+    """Reads lists, such as the tokens of a vocabulary, straight from the bytes."""
 
     def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
-        if raw_type == _ARRAY and self.byte_order == "I":
-            kind = self._get(orig_offs, "uint32")
-            count = self._get(orig_offs + 4, "uint64")
-            if kind[0] == _STRING:
-                place, unpack = orig_offs + 12, struct.Struct("=Q").unpack_from
-                strings = []
-                for _ in range(int(count[0])):
-                    end = place + 8 + unpack(self.data, place)[0]
-                    strings.append(self.data[place + 8 : end].tobytes())
-                    place = end
-                return place - orig_offs, [kind, count, *strings], list(range(2, 2 + len(strings))), [_ARRAY, _STRING]
-        return super()._get_field_parts(orig_offs, raw_type)
+        if raw_type != _ARRAY or self.byte_order != "I":
+            return super()._get_field_parts(orig_offs, raw_type)
+        head = [self._get(orig_offs, "uint32"), self._get(orig_offs + 4, "uint64")]
+        kind, count, place = gguf.GGUFValueType(int(head[0][0])), int(head[1][0]), orig_offs + 12
+        items: list[Any] = []
+        if kind == gguf.GGUFValueType.STRING:
+            unpack = struct.Struct("=Q").unpack_from
+            for _ in range(count):
+                end = place + 8 + unpack(self.data, place)[0]
+                items.append(self.data[place + 8 : end].tobytes())
+                place = end
+        elif kind in self.gguf_scalar_to_np:
+            numbers = self._get(place, self.gguf_scalar_to_np[kind], count)
+            items = list(numbers.view(np.ndarray).reshape(count, 1))
+            place += numbers.nbytes
+        else:
+            return super()._get_field_parts(orig_offs, raw_type)
+        return place - orig_offs, [*head, *items], list(range(2, 2 + count)), [_ARRAY, kind][: 2 if count else 1]
 
 
 def _first_line(error: BaseException) -> str:
