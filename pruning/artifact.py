@@ -30,6 +30,7 @@ from pruning.disk import new_folder
 from pruning.errors import InputError, RunError
 from pruning.packing import bit_patterns, pack, same_bits, unpack
 from pruning.quantize.int8 import Int8Linear
+from pruning.reading import reading
 from pruning.sources import VARIANT_KEY, WEIGHTS
 
 __all__ = [
@@ -217,18 +218,14 @@ def _tensors(folder: Path, layout: Layout, aliases: bool = True) -> Iterator[tup
 
 def _empty(folder: Path, layout: Layout) -> nn.Module:
     """The model that ``config.json`` describes: parameters without memory, buffers as the configuration has them."""
-    try:
+    with reading(str(folder / "config.json"), "make the variant again"):
         config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
         with init_empty_weights(include_buffers=False):
             model: nn.Module = AutoModelForCausalLM.from_config(
                 config, dtype=getattr(torch, layout.dtype), trust_remote_code=False
             )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError) as error:
-        raise InputError(
-            f"{folder / 'config.json'} describes no model that can be built ({error}): make the variant again"
-        ) from error
-    if (folder / "generation_config.json").is_file():
-        model.generation_config = GenerationConfig.from_pretrained(str(folder), local_files_only=True)
+        if (folder / "generation_config.json").is_file():
+            model.generation_config = GenerationConfig.from_pretrained(str(folder), local_files_only=True)
     return model
 
 

@@ -22,6 +22,7 @@ from pruning.disk import new_folder
 from pruning.errors import InputError
 from pruning.headers import read_gguf, read_safetensors
 from pruning.progress import Progress, silent
+from pruning.reading import reading
 from pruning.sources import WEIGHTS, check_config, read_json
 
 PHASE = "converting"
@@ -62,24 +63,20 @@ def _convert(path: Path, folder: Path, progress: Progress) -> None:
     header = read_gguf(path)
     elements = sum(tensor.elements for tensor in header.tensors.values())
     with new_folder(folder, 4 * elements, f"{path.name} converted to safetensors") as temporary:
-        with _read_once(progress, elements):
-            try:
-                model, report = AutoModelForCausalLM.from_pretrained(
-                    str(path.parent),
-                    gguf_file=path.name,
-                    quantization_config=GgufConfig(dequantize=True),
-                    dtype=torch.float32,
-                    local_files_only=True,
-                    output_loading_info=True,
-                )
-                tokenizer = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name, local_files_only=True)
-            except (ValueError, KeyError, IndexError, NotImplementedError, OSError, RuntimeError) as error:
-                if isinstance(error, InputError):
-                    raise
-                raise InputError(
-                    f"{path} cannot be read as a causal language model ({_first_line(error)}): it is damaged, or of a "
-                    "kind that transformers does not read from GGUF; give the model as a folder instead"
-                ) from error
+        next_step = (
+            "it is damaged, or of a kind that transformers does not read from GGUF; get the file again, or give the "
+            "model as a folder"
+        )
+        with reading(str(path), next_step), _read_once(progress, elements):
+            model, report = AutoModelForCausalLM.from_pretrained(
+                str(path.parent),
+                gguf_file=path.name,
+                quantization_config=GgufConfig(dequantize=True),
+                dtype=torch.float32,
+                local_files_only=True,
+                output_loading_info=True,
+            )
+            tokenizer = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name, local_files_only=True)
         if report["missing_keys"]:
             missing = ", ".join(sorted(report["missing_keys"])[:3])
             raise InputError(f"{path} lacks weights its model needs ({missing}): get the file again")
@@ -179,7 +176,3 @@ class _Reader(gguf.GGUFReader):
         else:
             return super()._get_field_parts(orig_offs, raw_type)
         return place - orig_offs, [*head, *items], list(range(2, 2 + count)), [_ARRAY, kind][: 2 if count else 1]
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

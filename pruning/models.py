@@ -12,9 +12,10 @@ from transformers.utils import logging as transformers_logging
 
 from pruning.anatomy import prunable_layers
 from pruning.device import choose_device, choose_dtype
-from pruning.errors import InputError, RunError
+from pruning.errors import InputError
 from pruning.hub import download
 from pruning.progress import Progress, silent
+from pruning.reading import reading
 from pruning.sources import (
     ModelReference,
     check_folder,
@@ -85,7 +86,8 @@ def load_model(
         discard(folder)
         folder = _folder(reference, cache, progress)
         model = _load(folder, str(reference), number_format)
-    model = _move(model, place, str(reference))
+    with reading(str(reference), "choose another --device"):
+        model = model.to(place)
     tokenizer = load_tokenizer(folder)
     progress(PHASE, 1, 1, "models")
     files = weight_files(folder)
@@ -108,13 +110,8 @@ def load_model(
 
 def load_tokenizer(folder: Path) -> Any:
     """The tokenizer in ``folder``. Raises InputError when there is none that transformers can read."""
-    try:
+    with reading(f"the tokenizer in {folder}", "add the model's tokenizer.json and tokenizer_config.json to it"):
         return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
-        raise InputError(
-            f"{folder} has no tokenizer that can be read ({_first_line(error)}): add tokenizer.json and "
-            "tokenizer_config.json of the model to it"
-        ) from error
 
 
 def _folder(reference: ModelReference, cache: Path, progress: Progress) -> Path:
@@ -136,7 +133,7 @@ def _folder(reference: ModelReference, cache: Path, progress: Progress) -> Path:
 
 def _load(folder: Path, name: str, dtype: torch.dtype) -> nn.Module:
     transformers_logging.disable_progress_bar()
-    try:
+    with reading(name, "check its files, or get the model again"):
         config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
         if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
             raise InputError(f"{name} is a {config.model_type} and no causal language model: choose one that is")
@@ -149,12 +146,6 @@ def _load(folder: Path, name: str, dtype: torch.dtype) -> nn.Module:
             trust_remote_code=False,
             output_loading_info=True,
         )
-    except torch.OutOfMemoryError as error:
-        raise _no_memory(name, "this machine") from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{name} cannot be loaded ({_first_line(error)}): check its files, or get it again") from error
     wrong = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
     if wrong:
         raise InputError(
@@ -165,23 +156,6 @@ def _load(folder: Path, name: str, dtype: torch.dtype) -> nn.Module:
     return loaded
 
 
-def _move(model: nn.Module, device: torch.device, name: str) -> nn.Module:
-    try:
-        return model.to(device)
-    except torch.OutOfMemoryError as error:
-        raise _no_memory(name, str(device)) from error
-
-
-def _no_memory(name: str, where: str) -> RunError:
-    return RunError(
-        f"{name} does not fit in the memory of {where}: choose a smaller model, --dtype bfloat16, or another --device"
-    )
-
-
 def _commit(folder: Path) -> str | None:
     """The commit of a folder in the hub's cache, which is named after it."""
     return folder.name if folder.parent.name == "snapshots" else None
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

@@ -9,9 +9,9 @@ from torch import nn
 
 from pruning.artifact import StoredSizes, read_header, rebuild, stored_sizes
 from pruning.device import MPS_NOTE, choose_device
-from pruning.errors import RunError
 from pruning.models import load_tokenizer
 from pruning.quantize.int8 import Int8Linear
+from pruning.reading import reading
 
 
 @dataclass
@@ -36,13 +36,8 @@ def load_variant(folder: Path, *, device: torch.device | str) -> Variant:
     """
     place = choose_device(str(device))
     model, layout = rebuild(folder)
-    try:
+    with reading(f"the variant {folder.name}", "choose another --device"):
         model = model.to(place)
-    except torch.OutOfMemoryError as error:
-        raise RunError(
-            f"the variant {folder.name} does not fit in the memory of {place}: free some of it, or choose another "
-            "--device"
-        ) from error
     dtype: torch.dtype = getattr(torch, layout.dtype)
     return Variant(
         model=model,
