@@ -19,8 +19,8 @@ from pruning.progress import Progress, silent
 
 PHASE = "scoring"
 _REPLACEMENT = "�"
-# Elements of logits widened at a time: a megabyte in float32 stays in a core's cache, where a whole window's logits
-# (a hundred megabytes) would go through memory several times. Three times as fast, measured.
+# Elements of logits widened at a time, in place: a megabyte of float32 stays in a core's cache, where all of a window's
+# (a hundred megabytes) would go through memory several times; measured, a third of the time.
 _CHUNK_ELEMENTS = 2**18
 _LOGITS_BYTES = 2**30
 
@@ -146,16 +146,20 @@ def vocabulary_size(model: nn.Module) -> int:
 def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
     """Negative log-likelihood (tokens,) of ``targets`` (tokens,) under ``logits`` (tokens, vocabulary).
 
-    Computed in float32, or in float64 when the logits are, a few rows at a time.
+    Computed as log-sum-exp less the target's logit, in float32, or in float64 when the logits are, a few rows at a
+    time.
     """
     dtype = torch.promote_types(logits.dtype, torch.float32)
+    chosen = logits.gather(1, targets[:, None])[:, 0].to(dtype)
+    normalizers = torch.empty_like(chosen)
     rows = max(1, _CHUNK_ELEMENTS // logits.shape[-1])
-    return torch.cat(
-        [
-            nn.functional.cross_entropy(some.to(dtype), expected, reduction="none")
-            for some, expected in zip(torch.split(logits, rows), torch.split(targets, rows), strict=True)
-        ]
-    )
+    buffer = torch.empty(rows, logits.shape[-1], dtype=dtype, device=logits.device)
+    for start in range(0, len(logits), rows):
+        some = logits[start : start + rows]
+        wide = buffer[: len(some)].copy_(some)
+        largest = wide.amax(dim=1)
+        normalizers[start : start + rows] = wide.sub_(largest[:, None]).exp_().sum(dim=1).log_().add_(largest)
+    return normalizers - chosen
 
 
 def text_bytes(tokenizer: Any, window: Sequence[int]) -> int:

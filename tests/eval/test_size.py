@@ -1,6 +1,5 @@
 """Sizes and zeros, against counts done by hand."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -9,17 +8,21 @@ from torch import nn
 
 from eval.size import count_zeros, prunable_weights, resident_bytes, size_figures
 from pruning.anatomy import decoder_blocks
+from pruning.artifact import StoredSizes
 from pruning.errors import InputError
 from pruning.quantize.int8 import Int8Linear, quantize_rows
 from tests.eval.tiny import gpt2, llama, opt
 
 
-@dataclass(frozen=True)
-class Stored:
-    total_bytes: int = 1000
-    weight_file_bytes: int = 900
-    pruned_layer_bytes: int = 600
-    parameters: int = 450
+STORED = StoredSizes(
+    total_bytes=1000,
+    weight_file_bytes=900,
+    pruned_layer_bytes=600,
+    pruned_layer_weights=300,
+    dense16_bytes=900,
+    dense16_pruned_layer_bytes=600,
+    parameters=450,
+)
 
 
 def prune_first_rows(model: nn.Module, rows: int) -> int:
@@ -56,7 +59,7 @@ def test_sparsity_counts_the_zeros_of_the_prunable_layers(make: Any, quantized: 
         # Rounding makes further zeros of weights below half a step, which are counted as they are.
         codes = [module.codes for module in model.modules() if isinstance(module, Int8Linear)]
         extra = sum(int((code == 0).sum()) for code in codes) - zeros
-    figures = size_figures(model, Stored())  # type: ignore[arg-type]
+    figures = size_figures(model, STORED)
     assert figures["sparsity"].value == (zeros + extra) / weights
     assert figures["sparsity_of_model"].value == (already_zero + zeros + extra) / parameters
     assert figures["sparsity"].unit == figures["sparsity_of_model"].unit == "fraction"
@@ -95,7 +98,7 @@ def test_resident_bytes_of_a_tied_model_are_those_of_its_tensors() -> None:
 
 
 def test_sizes_on_disk_are_those_of_the_artifact() -> None:
-    figures = size_figures(llama(), Stored())  # type: ignore[arg-type]
+    figures = size_figures(llama(), STORED)
     assert (figures["size_on_disk"].value, figures["size_on_disk"].unit) == (1000, "bytes")
     assert (figures["size_of_pruned_layers"].value, figures["size_of_pruned_layers"].unit) == (600, "bytes")
     assert (figures["bits_per_weight"].value, figures["bits_per_weight"].unit) == (16.0, "bits")
