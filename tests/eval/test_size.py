@@ -13,7 +13,6 @@ from pruning.errors import InputError
 from pruning.quantize.int8 import Int8Linear, quantize_rows
 from tests.eval.tiny import gpt2, llama, opt
 
-
 STORED = StoredSizes(
     total_bytes=1000,
     weight_file_bytes=900,
