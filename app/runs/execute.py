@@ -17,7 +17,7 @@ from pruning.errors import InputError
 from pruning.progress import Progress
 from pruning.recipe import Recipe
 from pruning.sources import ModelReference
-from pruning.texts import load_text
+from pruning.texts import load_text, text_identity
 
 if TYPE_CHECKING:
     from pruning.calibration import Windows
@@ -88,7 +88,7 @@ def execute(spec: RunSpec, folder: Path, progress: Progress) -> Outcome:
 
 
 def _windows(spec: RunSpec, loaded: "LoadedModel") -> "tuple[Windows | None, Windows]":
-    """Calibration and evaluation windows. Raises InputError when the model cannot read so many tokens at once."""
+    """Calibration and evaluation windows. Raises InputError when they are too long, or their text has changed."""
     from pruning.calibration import calibration_windows, evaluation_windows
 
     longest = getattr(loaded.model.config, "max_position_embeddings", None)
@@ -98,6 +98,8 @@ def _windows(spec: RunSpec, loaded: "LoadedModel") -> "tuple[Windows | None, Win
                 f"{loaded.identity.name} reads at most {longest} tokens at once: lower the {option} length "
                 f"of {text.length}"
             )
+        if text is not None and text.text_hash is not None and text_identity(text.source) != text.text_hash:
+            raise InputError(f"{text.source} has changed since this run was asked for: ask for it anew")
     evaluated = spec.evaluation
     evaluation = evaluation_windows(
         loaded.tokenizer, load_text(evaluated.source, "evaluation"), evaluated.windows, evaluated.length

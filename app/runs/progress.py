@@ -31,7 +31,7 @@ class Tracker:
         self._step = 0
         self._done = self._total = 0
         self._unit = ""
-        self._began = self._reported = clock()
+        self._began = self._moved = clock()
         self._times: dict[str, PhaseTime] = {}
 
     def __call__(self, phase: str, done: int, total: int, unit: str) -> None:
@@ -42,10 +42,12 @@ class Tracker:
         with self._lock:
             if phase != self._phase:
                 self._close(now)
-                self._phase, self._began = phase, now
+                self._phase, self._began, self._moved = phase, now, now
                 if phase in self._order:
                     self._step = self._order.index(phase) + 1
-            self._done, self._total, self._unit, self._reported = done, total, unit, now
+            if done != self._done:
+                self._moved = now  # reports in between, as of each token of an iteration, say nothing of the rate
+            self._done, self._total, self._unit = done, total, unit
 
     def position(self) -> Position | None:
         """How far the run is now; None before its first report."""
@@ -80,8 +82,8 @@ class Tracker:
         left: list[float | None] = [self._expected[phase] for phase in self._order[max(self._step, 1) :]]
         expected = self._expected.get(self._phase)
         if 0 < self._done <= self._total:
-            rate = (self._reported - self._began) / self._done
-            left.append(max(0.0, rate * (self._total - self._done) - (now - self._reported)))
+            rate = (self._moved - self._began) / self._done
+            left.append(max(0.0, rate * (self._total - self._done) - (now - self._moved)))
         else:
             left.append(max(0.0, expected - (now - self._began)) if expected is not None else None)
         known = [seconds for seconds in left if seconds is not None]

@@ -13,7 +13,7 @@ from pruning.errors import InputError
 from pruning.methods import METHODS
 from pruning.recipe import Frozen, Pattern, PruneStep, QuantizeStep, Recipe
 from pruning.sources import ModelReference, content_hash, parse_reference
-from pruning.texts import text_identity
+from pruning.texts import load_text, text_identity
 
 NOTHING = "none"
 
@@ -128,9 +128,24 @@ def identified(spec: RunSpec) -> RunSpec:
 
 
 def identified_text(text: TextSpec) -> TextSpec:
-    """``text`` with its file, where it is one, by absolute path and content."""
+    """``text`` with its file, where it is one, by absolute path and content.
+
+    Raises InputError for a file that is empty, not UTF-8, or too short whatever the tokenizer: a token is at least
+    a byte of it.
+    """
     text_hash = text_identity(text.source)
-    source = str(Path(text.source).expanduser().resolve()) if text_hash is not None else text.source
+    if text_hash is None:
+        return text
+    evaluation = isinstance(text, EvaluationSpec)
+    found = load_text(text.source, "evaluation" if evaluation else "calibration")
+    windows = text.windows if evaluation else 1
+    if len(found.content.encode()) < windows * text.length:
+        asked = f"{windows} windows" if evaluation else "one calibration window"
+        raise InputError(
+            f"{found.name} has {len(found.content.encode()):,} bytes of text, too few for {asked} of {text.length} "
+            "tokens: lower the windows or their length, or give a longer text"
+        )
+    source = str(Path(text.source).expanduser().resolve())
     return text.model_copy(update={"source": source, "text_hash": text_hash})
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from filelock import FileLock
 from sqlalchemy import (
+    BigInteger,
     Boolean,
     Column,
     Connection,
@@ -58,15 +59,15 @@ runs = Table(
     Column("started_at", Float),
     Column("finished_at", Float),
     Column("phase", String(64)),
-    Column("done", Integer, nullable=False, default=0),
-    Column("total", Integer, nullable=False, default=0),
+    Column("done", BigInteger, nullable=False, default=0),
+    Column("total", BigInteger, nullable=False, default=0),
     Column("unit", String(32), nullable=False, default=""),
     Column("step", Integer, nullable=False, default=0),
     Column("steps", Integer, nullable=False, default=0),
     Column("remaining_s", Float),
     Column("error", Text),
     Column("artifact", String(255)),
-    Column("artifact_bytes", Integer),
+    Column("artifact_bytes", BigInteger),
     Column("collapsed", Boolean, nullable=False, default=False),
     Column("worker_host", String(255)),
     Column("worker_pid", Integer),
@@ -92,11 +93,11 @@ results = Table(
     Column("protocol", String(32), nullable=False),
     Column("machine", String(255), nullable=False),
     Column("runtime", String(255), nullable=False),
-    Column("dense16_bytes", Integer),
-    Column("dense16_pruned_layer_bytes", Integer),
-    Column("source_bytes", Integer),
+    Column("dense16_bytes", BigInteger),
+    Column("dense16_pruned_layer_bytes", BigInteger),
+    Column("source_bytes", BigInteger),
     Column("source_name", String(255)),
-    Column("parameters", Integer),
+    Column("parameters", BigInteger),
     Column("versions", String(1024), nullable=False),
 )
 
@@ -129,7 +130,7 @@ phases = Table(
     Column("phase", String(64), primary_key=True),
     Column("work", String(255), nullable=False),
     Column("seconds", Float, nullable=False),
-    Column("total", Integer, nullable=False),
+    Column("total", BigInteger, nullable=False),
     Index("phases_by_work", "work"),
 )
 

@@ -217,8 +217,9 @@ def test_a_home_that_cannot_be_written_ends_with_2(
     assert "Set PODA_HOME" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("behaviour", ["slow", "deaf"])
+@pytest.mark.parametrize(
+    ("behaviour", "number"), [("slow", signal.SIGINT), ("slow", signal.SIGTERM), ("deaf", signal.SIGINT)]
+)
 def test_ctrl_c_is_cancel(store: Store, tmp_path: Path, number: int, behaviour: str) -> None:
     out = tmp_path / "out.json"
     arguments = ("run", "--model", "bundled", "--method", "wanda", "--sparsity", "0.5", "--json", str(out))

@@ -51,6 +51,7 @@ def test_the_estimate_is_the_rest_of_the_phase_at_its_rate_and_the_coming_phases
     # 5 blocks took 10 s: the other 25 take 50 s, then 16 s and 6 s.
     assert remaining(one) == pytest.approx(50 + 16 + 6)
     clock.now += 4
+    one("compressing", 5, 30, "blocks")
     assert remaining(one) == pytest.approx(46 + 16 + 6)
     clock.now += 100
     assert remaining(one) == pytest.approx(0 + 16 + 6)

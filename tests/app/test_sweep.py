@@ -91,21 +91,21 @@ def test_presets_can_be_made_and_the_first_is_dense_and_one_variant() -> None:
 
 def test_files_are_named_by_content_and_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("mine.txt").write_text("some words")
+    Path("mine.txt").write_text("some words " * 1000)
     spec = make_spec("wanda").model_copy(
         update={"calibration": CalibrationSpec(source="mine.txt"), "evaluation": EvaluationSpec(source="./mine.txt")}
     )
     first = identified(spec)
     assert first.calibration is not None
     assert first.calibration.source == first.evaluation.source == str(tmp_path / "mine.txt")
-    # sha256sum of "some words"
-    assert first.evaluation.text_hash == "050777a35dcd48838062824126e60a0780dc322c5b1f84c3a32636cc7466b1b6"
-    Path("moved.txt").write_text("some words")
+    # printf "some words %.0s" $(seq 1000) | sha256sum
+    assert first.evaluation.text_hash == "09450c730f33dc2e1fd98755f3b014202bb045af537bbc28bff127354166ff87"
+    Path("moved.txt").write_text("some words " * 1000)
     moved = spec.model_copy(
         update={"calibration": CalibrationSpec(source="moved.txt"), "evaluation": EvaluationSpec(source="moved.txt")}
     )
     assert identified(moved).run_id == first.run_id
-    Path("mine.txt").write_text("other words")
+    Path("mine.txt").write_text("other words " * 1000)
     assert identified(spec).run_id != first.run_id
 
 
@@ -113,3 +113,30 @@ def test_a_hub_model_keeps_its_revision_apart() -> None:
     spec = identified(make_spec("wanda", model="owner/name@v1.0"))
     assert (spec.model, spec.revision, spec.model_hash) == ("owner/name", "v1.0", None)
     assert str(reference_of(spec)) == "owner/name@v1.0"
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b" \n\n", "mine.txt has no text in it"),
+        (b"\xff\xfe\x00", "is not UTF-8 text"),
+        (b"ten bytes.", "mine.txt has 10 bytes of text, too few for 16 windows of 512 tokens: lower the windows"),
+    ],
+)
+def test_a_text_that_cannot_do_is_refused_before_a_model_is_loaded(
+    tmp_path: Path, content: bytes, sentence: str
+) -> None:
+    file = tmp_path / "mine.txt"
+    file.write_bytes(content)
+    with pytest.raises(InputError) as caught:
+        SweepRequest(evaluation=EvaluationSpec(source=str(file))).specs()
+    assert sentence in str(caught.value)
+
+
+def test_calibration_needs_no_more_than_one_window(tmp_path: Path) -> None:
+    file = tmp_path / "mine.txt"
+    file.write_bytes(b"x" * 256)
+    asked = {"methods": ("wanda",), "sparsities": (0.5,)}
+    SweepRequest(**asked, calibration=CalibrationSpec(source=str(file), length=256)).specs()
+    with pytest.raises(InputError, match="too few for one calibration window of 257 tokens"):
+        SweepRequest(**asked, calibration=CalibrationSpec(source=str(file), length=257)).specs()
