@@ -65,6 +65,7 @@ def test_what_came_to_nothing_is_asked_for_anew(store: Store, state: RunState) -
 
 
 def test_two_browsers_asking_at_the_same_moment_get_one_run(store: Store) -> None:
+    """Without the write lock taken as a transaction begins, some of them would be refused at once."""
     spec = make_spec("wanda", 0.5)
     barrier = threading.Barrier(6)
     keys: list[int] = []

@@ -194,7 +194,7 @@ def test_an_id_may_be_given_by_its_beginning(store: Store) -> None:
 
 
 def test_two_stores_at_once_wait_for_each_other(store: Store) -> None:
-    """Without the lock taken as a transaction begins, one of the writers would be refused at once."""
+    """Progress of several processes at once: nobody is refused, nothing is lost."""
     code = (
         "from app.runs.store import Store; from app.runs import transitions; import sys\n"
         "store = Store()\n"
