@@ -35,12 +35,12 @@ def execute(spec: RunSpec, folder: Path, progress: Progress) -> Outcome:
     progress("loading", 0, 1, "models")
 
     import torch
-    from pruning.artifact import save_artifact
-    from pruning.runtime import load_variant
 
     from eval.measure import measure
+    from pruning.artifact import save_artifact
     from pruning.compress import CompressionReport, compress
     from pruning.models import load_model
+    from pruning.runtime import load_variant
 
     seed = spec.calibration.seed if spec.calibration is not None else 0
     torch.manual_seed(seed)
