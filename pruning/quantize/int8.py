@@ -18,6 +18,9 @@ In float32 and float16 the CPU kernel is slower than dequantizing from 4 tokens 
 """
 
 
+COLUMN_STEP = 32
+
+
 def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Codes (out, in) int8 from -127 to 127 and scales (out,) in the dtype of ``weight`` (out, in), all finite.
 
@@ -68,7 +71,7 @@ class Int8Linear(nn.Module):
     def runtime(self) -> str:
         """Which kernels a call uses on the device and in the dtype the layer has now."""
         name = str(self.scale.dtype).removeprefix("torch.")
-        if has_int8_kernel(self.scale.device.type, self.scale.dtype):
+        if has_int8_kernel(self.scale.device.type, self.scale.dtype, *self.codes.shape):
             return f"aten int8 up to {FEW_TOKENS} tokens, dequantized to {name} above"
         return f"int8 dequantized to {name}"
 
@@ -80,8 +83,8 @@ class Int8Linear(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """``inputs`` (..., in) to (..., out)."""
         tokens = inputs.numel() // self.in_features
-        if 0 < tokens <= FEW_TOKENS and has_int8_kernel(inputs.device.type, inputs.dtype):
-            flat = inputs.reshape(tokens, self.in_features)
+        if 0 < tokens <= FEW_TOKENS and has_int8_kernel(inputs.device.type, inputs.dtype, *self.codes.shape):
+            flat = inputs.reshape(tokens, self.in_features).contiguous()
             output = torch._weight_int8pack_mm(flat, self.codes, self.scale)
             output = output.view(*inputs.shape[:-1], self.out_features)
             return output if self.bias is None else output.add_(self.bias)
@@ -93,22 +96,22 @@ class Int8Linear(nn.Module):
 
 
 @cache
-def has_int8_kernel(device_type: str, dtype: torch.dtype) -> bool:
-    """Whether ATen multiplies ``dtype`` by int8 on this kind of device, and rightly, in the dtype where it is fast.
+def has_int8_kernel(device_type: str, dtype: torch.dtype, rows: int, columns: int) -> bool:
+    """Whether ATen multiplies ``dtype`` by int8 codes (rows, columns) fast on this kind of device, and rightly.
 
-    Asked once of the device itself: releases of torch differ in which devices have the kernel.
+    Asked once of the device itself, as releases of torch differ in the devices and the shapes they have a kernel for.
     """
-    if dtype != torch.bfloat16 or device_type not in ("cpu", "cuda"):
+    # The CPU kernel goes through the columns in steps and reads past their end where they are no multiple.
+    if dtype != torch.bfloat16 or device_type not in ("cpu", "cuda") or columns % COLUMN_STEP:
         return False
-    width = 64
-    codes = torch.arange(-width // 2, width // 2, dtype=torch.int8).repeat(width, 1)
+    probed = COLUMN_STEP + rows % COLUMN_STEP
+    pattern = 7 * torch.arange(probed)[:, None] + 3 * torch.arange(columns)
+    codes = (pattern % (2 * LEVELS + 1) - LEVELS).to(torch.int8)
+    ones = torch.ones(3, columns, dtype=dtype, device=device_type)
     try:
-        output = torch._weight_int8pack_mm(
-            torch.ones(2, width, dtype=dtype, device=device_type),
-            codes.to(device_type),
-            torch.ones(width, dtype=dtype, device=device_type),
-        )
+        output = torch._weight_int8pack_mm(ones, codes.to(device_type), ones.new_ones(probed))
     except (RuntimeError, NotImplementedError):
         return False
-    # The codes of a row sum to -32, which bfloat16 holds exactly.
-    return bool((output == -width // 2).all())
+    # Sums of whole numbers below 2^24 are exact in float32 and are rounded once.
+    exact = codes.sum(dim=1).float().to(dtype)
+    return torch.equal(output.cpu(), exact.expand(3, probed))
