@@ -211,7 +211,7 @@ def _offsets(path: Path, name: str, entry: Any) -> tuple[int, int]:
 
 def _entry(path: Path, name: str, entry: dict[str, Any], extent: int) -> TensorEntry:
     dtype, shape = entry.get("dtype"), entry.get("shape")
-    if dtype not in ITEM_BYTES:
+    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
         raise _damaged(path, f"tensor {name} is of an unknown type {dtype!r}")
     if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
         raise _damaged(path, f"tensor {name} has no shape")
