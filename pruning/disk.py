@@ -19,14 +19,14 @@ MARGIN = 16_000_000
 LEVER = "Free some space, remove variants no longer needed (on the Models page), or move PODA_HOME to a larger disk"
 
 
-def check_free(folder: Path, needed: int, what: str) -> None:
+def check_free(folder: Path, needed: int, what: str, lever: str = LEVER) -> None:
     """Raise RunError unless the disk of ``folder`` has room for ``needed`` bytes of ``what``."""
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     free = shutil.disk_usage(existing).free
     if free < needed + MARGIN:
         raise RunError(
             f"the disk is too full for {what}: {_megabytes(needed + MARGIN)} are needed and {_megabytes(free)} are "
-            f"free at {existing}. {LEVER}"
+            f"free at {existing}. {lever}"
         )
 
 
@@ -75,12 +75,12 @@ def _sweep(parent: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def disk_error(error: OSError, target: Path, what: str) -> RunError:
+def disk_error(error: OSError, target: Path, what: str, lever: str = LEVER) -> RunError:
     """What to tell a person when ``what`` could not be written to ``target``."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return RunError(f"the disk is full: {what} could not be written to {target}. {LEVER}")
+        return RunError(f"the disk is full: {what} could not be written to {target}. {lever}")
     reason = error.strerror or str(error)
-    return RunError(f"{what} could not be written to {target} ({reason}). Check the folder, or move PODA_HOME")
+    return RunError(f"{what} could not be written to {target} ({reason}). Check the folder. {lever}")
 
 
 def _megabytes(size: int) -> str:

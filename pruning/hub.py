@@ -18,6 +18,7 @@ WANTED = ["*.safetensors", "*.json", "*.txt", "*.jinja", "tokenizer.model"]
 
 UNWANTED = ["*/*", "consolidated*"]
 POLL_SECONDS = 0.25
+LEVER = "Free some space, or set HF_HOME to a folder on a larger disk"
 
 
 def download(reference: ModelReference, progress: Progress = silent) -> Path:
@@ -47,7 +48,7 @@ def download(reference: ModelReference, progress: Progress = silent) -> Path:
                 "from there: choose a repository with .safetensors files, or give a .gguf file by its path"
             )
         missing = sum(file.file_size or 0 for file in files if file.will_download)
-        check_free(Path(constants.HF_HUB_CACHE), missing, f"the download of {reference}")
+        check_free(Path(constants.HF_HUB_CACHE), missing, f"the download of {reference}", LEVER)
         # The very commit whose sizes were looked at, whatever is pushed meanwhile.
         wanted["revision"] = files[0].commit_hash
         return Path(_watched(wanted, missing, progress))
@@ -111,6 +112,7 @@ def _explained(reference: ModelReference) -> Iterator[None]:
     import httpx2
     from huggingface_hub import constants, get_token
     from huggingface_hub.errors import (
+        DryRunError,
         GatedRepoError,
         HfHubHTTPError,
         HFValidationError,
@@ -140,10 +142,10 @@ def _explained(reference: ModelReference) -> Iterator[None]:
         raise InputError(f"{reference} is no hub id: it looks like owner/name[@revision]") from error
     except HfHubHTTPError as error:
         raise InputError(f"the hub refused {reference} ({error}): try again later, or {log_in}") from error
-    except (LocalEntryNotFoundError, OfflineModeIsEnabled, httpx2.TransportError) as error:
+    except (DryRunError, LocalEntryNotFoundError, OfflineModeIsEnabled, httpx2.TransportError) as error:
         raise InputError(
             f"the hub could not be reached for {reference}, and no whole copy of it was downloaded before: check the "
             "network (and HF_HUB_OFFLINE), or use the bundled model, a folder or a .gguf file"
         ) from error
     except OSError as error:
-        raise disk_error(error, Path(constants.HF_HUB_CACHE), f"the download of {reference}") from error
+        raise disk_error(error, Path(constants.HF_HUB_CACHE), f"the download of {reference}", LEVER) from error
