@@ -133,6 +133,8 @@ def _folder(reference: ModelReference, cache: Path, progress: Progress) -> Path:
 
 def _load(folder: Path, name: str, dtype: torch.dtype) -> nn.Module:
     transformers_logging.disable_progress_bar()
+    # What it would print of missing weights is raised below.
+    transformers_logging.set_verbosity_error()
     with reading(name, "check its files, or get the model again"):
         config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
         if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
@@ -144,9 +146,11 @@ def _load(folder: Path, name: str, dtype: torch.dtype) -> nn.Module:
             local_files_only=True,
             use_safetensors=True,
             trust_remote_code=False,
+            # So that they are in the report, by which they are refused.
+            ignore_mismatched_sizes=True,
             output_loading_info=True,
         )
-    wrong = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
+    wrong = sorted(report["missing_keys"]) + sorted(key[0] for key in report["mismatched_keys"])
     if wrong:
         raise InputError(
             f"{name} does not hold the weights its config.json asks for: {len(wrong)} are missing or of another shape, "

@@ -116,7 +116,7 @@ def test_a_full_disk_is_found_before_the_download(answers: Hub, monkeypatch: pyt
 
 def test_a_disk_that_fills_up_during_the_download_is_said(answers: Hub) -> None:
     answers.errors["download"] = OSError(28, "No space left on device")
-    with pytest.raises(RunError, match="disk is full.*HF_HOME"):
+    with pytest.raises(RunError, match=r"disk is full.*HF_HOME"):
         download(REFERENCE)
 
 
