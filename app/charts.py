@@ -12,6 +12,9 @@ from app.palette import GREY, UNPRUNED, method_colour, quantization_hatch
 from app.wording import figures, plain_html, shortened, size
 
 MILLISECOND = 1e-3
+_SPARSITY_QUESTION = "How much quality does each sparsity cost?"
+_SPARSITY_AXIS = "weights removed (sparsity)"
+_QUALITY_AXIS = "perplexity, lower is better"
 # From this ratio on, the largest perplexity would press all others against the axis.
 _WIDE = 4
 # Figures whose columns are missing until some run has one.
@@ -47,13 +50,26 @@ TIMINGS = (
 )
 
 
+def no_points_yet() -> Chart:
+    """The axes of :func:`perplexity_against_sparsity`, so that the place does not jump when the first point comes."""
+    figure = _figure(_SPARSITY_AXIS, _QUALITY_AXIS)
+    figure.update_xaxes(ticksuffix="%", dtick=10, range=[-4, 76])
+    figure.update_yaxes(range=[0, 1], showticklabels=False)
+    return Chart(
+        title=_SPARSITY_QUESTION,
+        caption="The first point appears here as soon as a run is finished.",
+        figure=figure,
+        alt="Axes of perplexity against sparsity, without any point yet.",
+    )
+
+
 def perplexity_against_sparsity(results: pd.DataFrame) -> Chart | None:
     """Lines of perplexity by sparsity, one a method and quantization; None when nothing was measured."""
     drawn = _with_quality(results)
     if drawn.empty:
         return None
     drawn = drawn.assign(x=100 * drawn["sparsity"].fillna(drawn["sparsity_asked"]))
-    figure = _figure("weights removed (sparsity)", "perplexity, lower is better")
+    figure = _figure(_SPARSITY_AXIS, _QUALITY_AXIS)
     edge = _quality_axis(figure, drawn)
     figure.update_xaxes(ticksuffix="%", dtick=10, range=[-4, max(drawn["x"].max(), 20) + 6])
     for name, rows in groups(drawn):
@@ -65,7 +81,7 @@ def perplexity_against_sparsity(results: pd.DataFrame) -> Chart | None:
         figure.add_hline(y=dense["perplexity"].iloc[0], line={"color": GREY, "width": 1.5, "dash": "dot"})
         caption += " The dotted line is the dense model."
     return Chart(
-        title="How much quality does each sparsity cost?",
+        title=_SPARSITY_QUESTION,
         caption=caption,
         figure=figure,
         alt=f"Perplexity against sparsity. {_said(drawn)}",
@@ -79,7 +95,7 @@ def quality_against_size(results: pd.DataFrame) -> Chart | None:
     if drawn.empty:
         return None
     drawn = drawn.assign(x=drawn["size_on_disk"] / MEGABYTE)
-    figure = _figure("MB on disk, smaller is better", "perplexity, lower is better")
+    figure = _figure("MB on disk, smaller is better", _QUALITY_AXIS)
     edge = _quality_axis(figure, drawn)
     for name, rows in groups(drawn):
         draw_variants(figure, rows, name, edge, say_share=len(drawn) <= _LABELLED)

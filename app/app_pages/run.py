@@ -12,7 +12,7 @@ from app.runs.library import add_model
 from app.runs.spec import BUNDLED_ARTICLES, CalibrationSpec, EvaluationSpec
 from app.runs.store import ACTIVE
 from app.runs.sweep import PRESETS, SweepRequest
-from app.widgets.chart import show_chart
+from app.widgets.chart import show_axes, show_chart
 from app.widgets.database import load_results, open_store
 from app.widgets.library import known_models, look_up
 from app.widgets.live_queue import live_queue
@@ -23,7 +23,7 @@ from pruning.methods import METHODS
 from pruning.quantize import SCHEMES
 from pruning.sources import BUNDLED
 
-SHOWN_AT_ONCE = 40
+SHOWN_AT_ONCE = 30
 SPARSITIES = ["30%", "40%", "50%", "60%", "70%"]
 TEXTS = {BUNDLED_ARTICLES: "news articles (come with Poda)", "wikitext2": "WikiText-2 (downloaded)"}
 DEVICES = {"auto": "the fastest one here", "cpu": "CPU", "cuda": "NVIDIA GPU", "mps": "Apple GPU"}
@@ -215,10 +215,13 @@ with form:
 with watch:
     live_queue(store)
     latest = latest_protocol(results)
-    show_chart(
-        "quality by sparsity",
-        perplexity_against_sparsity,
-        results[results["protocol"] == latest.key].head(SHOWN_AT_ONCE) if latest is not None else results,
-        key="so_far",
-        missing="The first point appears here as soon as a run is finished: quality against sparsity.",
-    )
+    if latest is None:
+        show_axes(key="so_far")
+    else:
+        show_chart(
+            "quality by sparsity",
+            perplexity_against_sparsity,
+            results[results["protocol"] == latest.key].head(SHOWN_AT_ONCE),
+            key="so_far",
+            missing="None of the latest runs has a measured perplexity.",
+        )

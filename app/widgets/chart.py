@@ -6,21 +6,31 @@ from datetime import datetime
 import pandas as pd
 import streamlit as st
 
-from app.charts import Chart
+from app.charts import Chart, no_points_yet
 
 Draw = Callable[[pd.DataFrame], Chart | None]
 
 
 def show_chart(what: str, draw: Draw, results: pd.DataFrame, *, key: str, missing: str) -> None:
-    """Draw ``results`` with the words that belong to it; ``missing`` says what will be here while there is nothing.
+    """Draw ``results`` with the words that belong to it; ``missing`` says why there is nothing.
 
     ``what`` names what ``draw`` draws: a chart of the same runs is drawn once.
     """
     chart = _drawn(draw, results, what, tuple(zip(results["run_id"], results["finished_at"], strict=True)))
+    if chart is not None:
+        _show(chart, key)
+        return
     with st.container(border=True, key=f"{key}_card"):
-        if chart is None:
-            st.caption(missing)
-            return
+        st.caption(missing)
+
+
+def show_axes(*, key: str) -> None:
+    """The place of a chart before there is anything to draw in it."""
+    _show(no_points_yet(), key)
+
+
+def _show(chart: Chart, key: str) -> None:
+    with st.container(border=True, key=f"{key}_card"):
         st.subheader(chart.title)
         st.caption(chart.caption)
         st.plotly_chart(chart.figure, key=key, alt=chart.alt, config={"displayModeBar": False})

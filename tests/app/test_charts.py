@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from app.charts import TIMINGS, latency_bars, perplexity_against_sparsity, quality_against_size
+from app.charts import TIMINGS, latency_bars, no_points_yet, perplexity_against_sparsity, quality_against_size
 from app.palette import GREY, OKABE_ITO
 from pruning.methods import METHODS
 from tests.app.frames import frame, pruned, row
@@ -20,6 +20,15 @@ def test_an_empty_table_draws_nothing() -> None:
     assert perplexity_against_sparsity(frame()) is None
     assert quality_against_size(frame()) is None
     assert latency_bars(frame()) is None
+
+
+def test_before_the_first_point_the_axes_are_those_of_the_first_chart() -> None:
+    axes, chart = no_points_yet(), perplexity_against_sparsity(frame(row()))
+    assert chart is not None
+    assert not axes.figure.data
+    assert axes.title == chart.title
+    for name in ("xaxis", "yaxis"):
+        assert axes.figure.layout[name].title.text == chart.figure.layout[name].title.text
 
 
 def test_a_method_is_one_line_by_rising_sparsity_with_its_interval() -> None:

@@ -54,9 +54,9 @@ def visit(title: str, **query: str) -> AppTest:
     return app
 
 
-def charts(app: AppTest) -> dict[str, dict[str, object]]:
-    """Plotly figures by the key of their element."""
-    return {chart.proto.id.rpartition("-")[2]: json.loads(chart.proto.spec) for chart in app.get("plotly_chart")}
+def compare(view: str) -> AppTest:
+    """Compare with one of its views open."""
+    return visit("Compare", view=view)
 
 
 def words(app: AppTest) -> str:
@@ -217,24 +217,39 @@ def test_text_that_people_or_files_bring_is_never_markup(store: Store) -> None:
 def test_compare_offers_the_first_run_when_there_is_none(store: Store) -> None:
     app = visit("Compare")
     assert [button.label for button in app.button] == ["Make the first run"]
-    assert not app.get("plotly_chart")
+    (axes,) = app.get("plotly_chart")
+    assert json.loads(axes.proto.spec)["data"] == []
 
 
-def test_compare_draws_three_charts_and_a_table_with_the_source_file(store: Store) -> None:
+def test_compare_draws_quality_by_sparsity_and_by_size(store: Store) -> None:
     fill(store, 12)
     app = visit("Compare")
-    assert len(app.get("plotly_chart")) == 3
+    assert len(app.get("plotly_chart")) == 2
     assert all(chart.proto.alt for chart in app.get("plotly_chart"))
-    table = app.dataframe[0].value
-    assert len(table) == 13
-    assert "the file you started from" in table["Variant"].iloc[0]
+
+
+def test_compare_draws_waiting_times_and_does_not_rank_them(store: Store) -> None:
+    fill(store, 12)
+    app = compare("Waiting time")
+    (bars,) = app.get("plotly_chart")
+    assert "not ranked" in bars.proto.alt
     assert "no ranking" in words(app)
     assert "not faster on this machine" in words(app)
+    app.get_by_key("waiting").set_value("Prefill time").run()
+    assert "Prefill time" in words(app)
+
+
+def test_compare_lists_every_figure_with_the_source_file(store: Store) -> None:
+    fill(store, 12)
+    table = compare("Every figure").dataframe[0].value
+    assert len(table) == 13
+    assert "the file you started from" in table["Variant"].iloc[0]
+    assert table["Perplexity"].iloc[0] == table["Perplexity"].iloc[1]
 
 
 def test_compare_shows_only_what_is_picked(store: Store) -> None:
     fill(store, 12, others=False)
-    app = visit("Compare")
+    app = compare("Every figure")
     (picker,) = [one for one in app.get("pills") if one.label == "Variants"]
     picker.set_value(["Dense", "Magnitude 50%"]).run()
     assert list(app.dataframe[0].value["Variant"])[1:] == ["Dense", "Magnitude 50%"]
@@ -252,24 +267,21 @@ def test_compare_says_when_nothing_is_picked(store: Store) -> None:
 def test_a_collapsed_variant_is_on_every_view(store: Store) -> None:
     make_run(store, make_spec(None))
     make_run(store, make_spec("magnitude", 0.9), collapsed=True)
-    app = visit("Compare")
-    quality, by_size, _ = (json.loads(chart.proto.spec)["data"] for chart in app.get("plotly_chart"))
-    for traces in (quality, by_size):
-        assert ["collapsed"] in [trace.get("text") for trace in traces]
-    assert "collapsed" in list(app.dataframe[0].value["Collapsed"])
+    traces = [json.loads(chart.proto.spec)["data"] for chart in visit("Compare").get("plotly_chart")]
+    assert [["collapsed"] in [trace.get("text") for trace in drawn] for drawn in traces] == [True, True]
+    assert "collapsed" in list(compare("Every figure").dataframe[0].value["Collapsed"])
     assert "collapsed" in words(visit("Run"))
 
 
 def test_only_collapsed_runs(store: Store) -> None:
     make_run(store, make_spec("magnitude", 0.9), collapsed=True)
-    app = visit("Compare")
-    assert len(app.get("plotly_chart")) == 3
+    assert len(visit("Compare").get("plotly_chart")) == 2
 
 
 def test_runs_measured_differently_are_kept_apart_and_named(store: Store) -> None:
     make_run(store, make_spec("wanda", 0.5).model_copy(update={"dtype": "bfloat16"}))
     make_run(store, make_spec("wanda", 0.6).model_copy(update={"dtype": "float32"}))
-    app = visit("Compare")
+    app = compare("Every figure")
     assert "1 more run of this model was measured differently" in words(app)
     assert "weights in bfloat16" in words(app)
     assert list(app.dataframe[0].value["Variant"]) == ["Wanda 60%"]
@@ -283,8 +295,8 @@ def test_many_variants_show_the_newest_until_others_are_chosen(store: Store) -> 
     app = visit("Compare")
     (picker,) = [one for one in app.multiselect if one.label == "Variants"]
     assert len(picker.options) == 60
-    assert len(picker.value) == 40
-    assert "60 variants are comparable; the newest 40 are shown" in words(app)
+    assert len(picker.value) == 20
+    assert "60 variants are comparable; the newest 20 are shown" in words(app)
 
 
 def test_how_it_was_measured_is_one_click_away(store: Store) -> None:
@@ -292,7 +304,7 @@ def test_how_it_was_measured_is_one_click_away(store: Store) -> None:
     app = visit("Compare")
     app.session_state["how_measured"] = True
     app.run()
-    lines = dict(app.dataframe[1].value.itertuples(index=False, name=None))
+    lines = dict(app.dataframe[0].value.itertuples(index=False, name=None))
     assert lines["run"].startswith(run.run_id)
     assert lines["device name"] == "Test CPU @ 2 cores"
     assert lines["evaluation, windows"] == "16"

@@ -40,7 +40,7 @@ def test_one_click_leads_to_the_first_own_point_on_a_chart(server: Server, visit
     page.get_by_role("button", name=preset.title).click()
     expect(page.get_by_role("progressbar").first).to_be_visible()
     chart = page.locator(".st-key-so_far")
-    expect(chart.locator(".js-plotly-plot")).to_be_visible(timeout=PRESET_SECONDS * 1000)
+    expect(chart.locator(".js-plotly-plot .scatterlayer .point").first).to_be_visible(timeout=PRESET_SECONDS * 1000)
     wanted = [spec.run_id for spec in preset.request.specs()]
     expect(page.get_by_text("done", exact=True)).to_have_count(len(wanted), timeout=2 * PRESET_SECONDS * 1000)
     assert set(wanted) <= set(server.store.results()["run_id"])
@@ -74,7 +74,7 @@ def test_a_result_that_arrives_is_charted_without_a_touch(server: Server, visito
     expect(page.get_by_text("The first point appears here")).to_be_visible()
     make_run(server.store, make_spec(None))
     make_run(server.store, make_spec("wanda", 0.5))
-    expect(page.locator(".st-key-so_far .js-plotly-plot")).to_be_visible()
+    expect(page.locator(".st-key-so_far .scatterlayer .point")).to_have_count(2)
 
 
 def test_choices_survive_a_reload(server: Server, visitor: Callable[..., Visitor]) -> None:
@@ -116,7 +116,7 @@ def test_a_narrow_window_does_not_scroll_sideways(server: Server, visitor: Calla
 def test_grounds_follow_the_reader(server: Server, visitor: Callable[..., Visitor], scheme: str) -> None:
     fill(server.store, 6, others=False)
     page = open_page(visitor(scheme=scheme), server, "compare")
-    expect(page.locator(".js-plotly-plot")).to_have_count(3)
+    expect(page.locator(".js-plotly-plot")).to_have_count(2)
     ground, ink = luminances(page, "[data-testid=stApp]"), luminances(page, "h1")
     assert (ground["background"] > 0.9) == (scheme == "light")
     assert (ground["background"] < 0.1) == (scheme == "dark")
