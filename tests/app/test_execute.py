@@ -96,7 +96,7 @@ def make(model: Path, text: Path, **asked: Any) -> RunSpec:
 
 
 def digest(folder: Path) -> str:
-    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    return hashlib.sha256((folder / "variant.safetensors").read_bytes()).hexdigest()
 
 
 def test_a_run_makes_an_artifact_and_every_figure_of_it(model_folder: Path, text: Path, tmp_path: Path) -> None:
