@@ -96,3 +96,12 @@ def not_faster(results: pd.DataFrame) -> str | None:
         f"{'runs' if same.sum() == 1 else 'run'} with the same kernels as the dense model ({runtime}), "
         "which multiply by zeros as by any other number: smaller on disk, not faster on this machine."
     )
+
+
+def out_of_date(results: pd.DataFrame) -> str | None:
+    """Which figures this machine would not give today, and why; None when all are current."""
+    stale = results[results["stale"] != ""]
+    if stale.empty:
+        return None
+    reasons = "; ".join(dict.fromkeys(stale["stale"]))
+    return f"{counted(len(stale), 'variant')} of these: {reasons}. Run them again to measure them as things are now."

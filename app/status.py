@@ -6,9 +6,12 @@ from typing import Any, Literal
 import pandas as pd
 
 from app.runs.store import Run, RunState
-from app.wording import duration, figures, size
+from app.wording import duration, figures, shortened, size
+from pruning.sources import BUNDLED
 
 _PHASES = {
+    "downloading": "Downloading the model",
+    "converting": "Unpacking the model, once",
     "loading": "Loading the model",
     "compressing": "Compressing",
     "saving": "Saving",
@@ -61,6 +64,8 @@ def progress_words(run: Run) -> str:
             parts.append(f"block {min(run.done + 1, run.total)} of {run.total}")
         elif run.unit == "bytes":
             parts.append(f"{size(run.done)} of {size(run.total)}")
+        elif run.unit == "weights":
+            parts.append(f"{run.done / 1e6:,.0f} of {run.total / 1e6:,.0f} million weights")
         else:
             parts.append(f"{run.done:,} of {run.total:,} {run.unit}")
     if run.remaining_s is not None:
@@ -90,6 +95,19 @@ def _figures(row: "pd.Series[Any]") -> str:
     if pd.notna(stored):
         parts.append(f"{size(stored)} on disk")
     return ", ".join(parts)
+
+
+def names(runs: list[Run]) -> dict[int, str]:
+    """What to call each run, by key: its recipe, with the model where there are several among them."""
+    several = len({run.spec.model for run in runs}) > 1
+    return {run.key: f"{run.label}, {_model(run)}" if several else run.label for run in runs}
+
+
+def _model(run: Run) -> str:
+    if run.spec.model == BUNDLED:
+        return "the bundled model"
+    # The end of a path or of a hub id is what tells models apart.
+    return shortened(run.spec.model.replace("\\", "/").rstrip("/").rpartition("/")[2], 32)
 
 
 def latest_attempts(runs: list[Run]) -> list[Run]:

@@ -7,7 +7,7 @@ import streamlit as st
 
 from app.charts import TIMINGS, latency_bars, perplexity_against_sparsity, quality_against_size
 from app.listings import FIGURE_HEADERS, distinct_labels, fold_equal, in_recipe_order, results_csv, results_table
-from app.protocols import left_out, not_faster, protocols, way_titles
+from app.protocols import left_out, not_faster, out_of_date, protocols, way_titles
 from app.provenance import provenance_table
 from app.widgets.chart import show_axes, show_chart
 from app.widgets.database import load_results, open_store
@@ -59,6 +59,10 @@ shown = comparable[[name in set(picked) for name in names]]
 if shown.empty:
     st.caption("Choose at least one variant to see its figures.")
     st.stop()
+
+stale = out_of_date(shown)
+if stale is not None:
+    say_note("Some figures are out of date", stale)
 
 # Only the view that is open is drawn: charts and tables of many variants take the browser longest.
 quality, waiting, table = st.tabs(["Quality and size", "Waiting time", "Every figure"], key="view", bind="query-params")

@@ -21,7 +21,7 @@ from app.wording import counted
 from pruning.errors import InputError
 from pruning.methods import METHODS
 from pruning.quantize import SCHEMES
-from pruning.sources import BUNDLED
+from pruning.sources import BUNDLED, parse_reference
 
 SHOWN_AT_ONCE = 30
 SPARSITIES = ["30%", "40%", "50%", "60%", "70%"]
@@ -33,8 +33,9 @@ DTYPES = {"auto": "what suits the device", "bfloat16": "bfloat16", "float16": "f
 def start(request: SweepRequest) -> None:
     """Ask for every run of the sweep, and say what came of it."""
     try:
-        if request.model != BUNDLED:
-            add_model(store, request.model)
+        reference = str(parse_reference(request.model))
+        if reference != BUNDLED:
+            add_model(store, reference)
         submitted = queue.submit(store, request.specs())
         queue.ensure_workers(store)
     except InputError as error:

@@ -5,11 +5,12 @@ import streamlit as st
 
 from app.runs import queue
 from app.runs.store import ACTIVE, Run, RunState, Store
-from app.status import LOOKS, latest_attempts, outcome_words, progress_words, share_done
+from app.status import LOOKS, latest_attempts, names, outcome_words, progress_words, share_done
 from app.widgets.database import load_results
 from app.wording import counted
 
-_BUSY_SECONDS = 1.0
+# Often enough to look alive; drawing takes the processor from the run that is being timed.
+_BUSY_SECONDS = 2.0
 # A run may be asked for in another browser or from the terminal.
 _IDLE_SECONDS = 10.0
 _WAITING_SHOWN = 8
@@ -37,7 +38,8 @@ def _draw(store: Store, drawn_for: tuple[bool, int]) -> None:
     if _situation(store, runs) != drawn_for:
         st.rerun()
     active = [run for run in runs if run.state in ACTIVE]
-    ended = [run for run in latest_attempts(runs) if run.state not in ACTIVE]
+    ended = [run for run in latest_attempts(runs) if run.state not in ACTIVE][:_ENDED_SHOWN]
+    named = names([*active, *ended])
     st.subheader("Queue")
     if not runs:
         st.caption("Runs appear here as soon as one is started, with how far each one is and the time left.")
@@ -46,12 +48,12 @@ def _draw(store: Store, drawn_for: tuple[bool, int]) -> None:
         if len(active) > 1:
             _all_at_once(store, active)
         for run in active[:_WAITING_SHOWN]:
-            _active_line(store, run)
+            _active_line(store, run, named[run.key])
         if len(active) > _WAITING_SHOWN:
             st.caption(f"and {len(active) - _WAITING_SHOWN:,} more waiting behind these")
         results = load_results(store)
-        for run in ended[:_ENDED_SHOWN]:
-            _ended_line(store, run, results)
+        for run in ended:
+            _ended_line(store, run, named[run.key], results)
 
 
 def _all_at_once(store: Store, active: list[Run]) -> None:
@@ -68,10 +70,10 @@ def _all_at_once(store: Store, active: list[Run]) -> None:
         )
 
 
-def _active_line(store: Store, run: Run) -> None:
+def _active_line(store: Store, run: Run, name: str) -> None:
     with st.container(key=f"run_{run.key}", gap="xsmall"):
         with st.container(horizontal=True, vertical_alignment="center", gap="small"):
-            _recipe(run)
+            _recipe(run, name)
             st.space("stretch")
             st.button(
                 "Cancel",
@@ -82,15 +84,16 @@ def _active_line(store: Store, run: Run) -> None:
                 on_click=_cancel,
                 args=(store, [run.key]),
             )
-        st.progress(share_done(run), text=progress_words(run))
+        if run.state is not RunState.QUEUED:
+            st.progress(share_done(run), text=progress_words(run))
 
 
-def _ended_line(store: Store, run: Run, results: pd.DataFrame) -> None:
+def _ended_line(store: Store, run: Run, name: str, results: pd.DataFrame) -> None:
     # Plain text: an error may repeat what a person or a file said.
     words = outcome_words(run, results)
     with st.container(key=f"run_{run.key}", gap="xsmall"):
         with st.container(horizontal=True, vertical_alignment="center", gap="small"):
-            _recipe(run)
+            _recipe(run, name)
             if LOOKS[run.state].again:
                 st.space("stretch")
                 st.button(
@@ -107,9 +110,9 @@ def _ended_line(store: Store, run: Run, results: pd.DataFrame) -> None:
             st.text(words)
 
 
-def _recipe(run: Run) -> None:
+def _recipe(run: Run, name: str) -> None:
     look = LOOKS[run.state]
-    st.text(run.label, width="content")
+    st.text(name, width="content")
     st.badge(look.title, icon=look.icon, color=look.colour)
 
 

@@ -5,8 +5,8 @@ import io
 
 import pandas as pd
 
-from app.listings import in_recipe_order, results_csv, results_table, variants_table
-from app.protocols import left_out, protocols
+from app.listings import fold_equal, in_recipe_order, results_csv, results_table, variants_table
+from app.protocols import left_out, not_faster, out_of_date, protocols, way_titles
 from tests.app.frames import frame, pruned, row
 
 
@@ -97,3 +97,35 @@ def test_what_is_left_out_names_the_difference() -> None:
 def test_a_difference_that_no_column_shows_is_still_named() -> None:
     chosen, other = protocols(frame(row(finished_at=pd.Timestamp("2026-03-01", tz="UTC")), row(protocol="q")))
     assert "library versions" in (left_out(chosen, [other]) or "")
+
+
+def test_protocols_of_the_same_title_are_told_apart() -> None:
+    later = pd.Timestamp("2026-03-01", tz="UTC")
+    twins = protocols(frame(row(finished_at=later), row(protocol="q"), row(protocol="r", finished_at=later)))
+    titles = way_titles(twins)
+    assert len(titles) == 3
+    assert sorted(way.key for way in titles.values()) == sorted(way.key for way in twins)
+    alone = protocols(frame(row()))
+    assert list(way_titles(alone)) == [alone[0].title]
+
+
+def test_variants_that_run_as_the_dense_one_are_said_to_be_no_faster() -> None:
+    said = not_faster(frame(row(), pruned("wanda", 0.5, 60.0), pruned("wanda", 0.5, 60.0, runtime="aten int8")))
+    assert said is not None
+    assert said.startswith("1 pruned variant here runs with the same kernels")
+    assert not_faster(frame(row(), pruned("wanda", 0.5, 60.0, runtime="aten int8"))) is None
+
+
+def test_what_is_out_of_date_says_why() -> None:
+    said = out_of_date(frame(row(), pruned("wanda", 0.5, 60.0, stale="made with torch 2.12.0, now 2.13.0")))
+    assert said is not None
+    assert said.startswith("1 variant of these: made with torch 2.12.0, now 2.13.0.")
+    assert out_of_date(frame(row())) is None
+
+
+def test_equal_columns_are_folded_and_figures_never_are() -> None:
+    table, same = fold_equal(results_table(frame(pruned("wanda", 0.5, 60.0), pruned("magnitude", 0.5, 60.0))))
+    assert same["Weights"] == "bfloat16"
+    assert "Weights" not in table
+    assert "Perplexity" in table
+    assert "Out of date" not in table

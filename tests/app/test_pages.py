@@ -87,7 +87,7 @@ def test_the_preset_asks_for_its_runs_in_one_click(store: Store, workers: list[s
     asked = {spec.run_id for spec in preset.request.specs()}
     assert asked <= {run.run_id for run in store.runs([RunState.QUEUED])}
     assert workers
-    assert "Waiting for its turn" in [bar.text for bar in app.progress]
+    assert words(app).count("waiting") == len(asked)
 
 
 def test_the_form_says_what_it_will_make_and_starts_it(store: Store) -> None:
@@ -137,6 +137,14 @@ def test_an_unknown_model_says_why(store: Store, tmp_path: Path) -> None:
     app = visit("Run", model=str(missing))
     assert f"no such folder: {missing}" in words(app)
     assert app.button(key="start").disabled
+
+
+def test_a_model_that_is_run_once_stays_on_the_list(store: Store) -> None:
+    app = visit("Run", model="owner/name")
+    app.button(key="start").click().run()
+    assert not app.exception
+    assert added_models(store) == ["owner/name"]
+    assert {run.spec.model for run in store.runs()} == {"owner/name"}
 
 
 def test_choices_live_in_the_address(store: Store) -> None:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import pytest
 
 from app.runs.store import Run, RunState
-from app.status import LOOKS, latest_attempts, outcome_words, progress_words, share_done
+from app.status import LOOKS, latest_attempts, names, outcome_words, progress_words, share_done
 from tests.app.factories import make_spec
 from tests.app.frames import frame, pruned
 
@@ -50,6 +50,8 @@ def test_every_state_has_a_look() -> None:
 SCORING = a_run(phase="scoring", done=4096, total=8192, unit="tokens", remaining_s=None)
 DOWNLOADING = a_run(phase="downloading", done=2_000_000, total=9_000_000, unit="bytes", remaining_s=None)
 
+CONVERTING = a_run(phase="converting", done=67_000_000, total=134_515_008, unit="weights", remaining_s=None)
+
 
 @pytest.mark.parametrize(
     ("run", "said"),
@@ -57,7 +59,8 @@ DOWNLOADING = a_run(phase="downloading", done=2_000_000, total=9_000_000, unit="
         (a_run(), "Compressing, block 12 of 30, about 42 s left"),
         (a_run(done=30), "Compressing, block 30 of 30, about 42 s left"),
         (SCORING, "Reading test text, 4,096 of 8,192 tokens"),
-        (DOWNLOADING, "Downloading, 2.00 MB of 9.00 MB"),
+        (DOWNLOADING, "Downloading the model, 2.00 MB of 9.00 MB"),
+        (CONVERTING, "Unpacking the model, once, 67 of 135 million weights"),
         (a_run(phase="saving", done=0, total=1, remaining_s=None), "Saving"),
         (a_run(phase=None), "Starting"),
         (a_run(RunState.QUEUED), "Waiting for its turn"),
@@ -89,3 +92,9 @@ def test_an_attempt_that_was_made_again_is_no_longer_listed() -> None:
     lost, again = a_run(RunState.LOST, attempt=1, key=1), a_run(attempt=2, key=2)
     other = a_run(run_id="b" * 12, key=3)
     assert latest_attempts([again, other, lost]) == [again, other]
+
+
+def test_the_model_is_named_where_there_are_several() -> None:
+    mine, other = a_run(key=1), a_run(key=2, spec=make_spec(model="/home/me/models/tiny-llama/"))
+    assert names([mine]) == {1: "Wanda 50%"}
+    assert names([mine, other]) == {1: "Wanda 50%, the bundled model", 2: "Wanda 50%, tiny-llama"}
