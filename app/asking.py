@@ -1,13 +1,17 @@
-"""What the form asks for, as a sweep."""
+"""What the form asks for, as a sweep, and the asking itself."""
 
 from collections.abc import Sequence
 
 from pydantic import ValidationError
 
+from app.runs import queue
+from app.runs.library import add_model
 from app.runs.plain import plainly
+from app.runs.store import Store
 from app.runs.sweep import SweepRequest
 from app.wording import parse_share
 from pruning.errors import InputError
+from pruning.sources import BUNDLED, parse_reference
 
 UNSTRUCTURED = "unstructured"
 
@@ -38,3 +42,14 @@ def request_for(
         return SweepRequest.model_validate(fields)
     except ValidationError as error:
         raise plainly(error) from error
+
+
+def ask_for(store: Store, request: SweepRequest) -> list[queue.Submitted]:
+    """Ask for every run of a sweep and have it worked on; its model stays on the list. Raises InputError."""
+    specs = request.specs()
+    reference = str(parse_reference(request.model))
+    if reference != BUNDLED:
+        add_model(store, reference)
+    submitted = queue.submit(store, specs)
+    queue.ensure_workers(store)
+    return submitted

@@ -2,13 +2,11 @@
 
 import streamlit as st
 
-from app.asking import UNSTRUCTURED, request_for
+from app.asking import UNSTRUCTURED, ask_for, request_for
 from app.charts import perplexity_against_sparsity
 from app.estimate import ModelSize, estimate, in_words
 from app.protocols import latest_protocol
-from app.runs import queue
 from app.runs.history import expected_seconds
-from app.runs.library import add_model
 from app.runs.spec import BUNDLED_ARTICLES, CalibrationSpec, EvaluationSpec
 from app.runs.store import ACTIVE
 from app.runs.sweep import PRESETS, SweepRequest
@@ -21,7 +19,6 @@ from app.wording import counted
 from pruning.errors import InputError
 from pruning.methods import METHODS
 from pruning.quantize import SCHEMES
-from pruning.sources import BUNDLED, parse_reference
 
 SHOWN_AT_ONCE = 30
 SPARSITIES = ["30%", "40%", "50%", "60%", "70%"]
@@ -33,11 +30,7 @@ DTYPES = {"auto": "what suits the device", "bfloat16": "bfloat16", "float16": "f
 def start(request: SweepRequest) -> None:
     """Ask for every run of the sweep, and say what came of it."""
     try:
-        reference = str(parse_reference(request.model))
-        if reference != BUNDLED:
-            add_model(store, reference)
-        submitted = queue.submit(store, request.specs())
-        queue.ensure_workers(store)
+        submitted = ask_for(store, request)
     except InputError as error:
         st.session_state["start_problem"] = str(error)
         return

@@ -1,10 +1,13 @@
 """What the form asks for, as a sweep."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from app.asking import UNSTRUCTURED, request_for
+from app.asking import UNSTRUCTURED, ask_for, request_for
+from app.runs.library import added_models
+from app.runs.store import Store
 from app.runs.sweep import SweepRequest
 from pruning.errors import InputError
 
@@ -49,3 +52,22 @@ def test_quantization_alone_ignores_what_only_methods_need() -> None:
 def test_what_cannot_be_made_is_said_in_one_sentence(changes: dict[str, Any], why: str) -> None:
     with pytest.raises(InputError, match=why):
         ask(**changes)
+
+
+def test_asking_queues_the_runs_starts_a_worker_and_keeps_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PODA_HOME", str(tmp_path))
+    monkeypatch.delenv("PODA_DATABASE", raising=False)
+    started: list[str] = []
+    monkeypatch.setattr("app.runs.queue.start_worker", started.append)
+    store = Store()
+    request = ask(model="owner/name@v1", device="cpu")
+    assert [one.reused for one in ask_for(store, request)] == [False, False]
+    assert [one.reused for one in ask_for(store, request)] == [True, True]
+    assert started == ["cpu", "cpu"]
+    assert added_models(store) == ["owner/name@v1"]
+    assert {(run.spec.model, run.spec.revision) for run in store.runs()} == {("owner/name", "v1")}
+    ask_for(store, ask())
+    assert added_models(store) == ["owner/name@v1"]
+    store.close()

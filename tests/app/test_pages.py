@@ -139,14 +139,6 @@ def test_an_unknown_model_says_why(store: Store, tmp_path: Path) -> None:
     assert app.button(key="start").disabled
 
 
-def test_a_model_that_is_run_once_stays_on_the_list(store: Store) -> None:
-    app = visit("Run", model="owner/name")
-    app.button(key="start").click().run()
-    assert not app.exception
-    assert added_models(store) == ["owner/name"]
-    assert {run.spec.model for run in store.runs()} == {"owner/name"}
-
-
 def test_choices_live_in_the_address(store: Store) -> None:
     app = visit("Run", sparsities="70%")
     assert app.multiselect(key="sparsities").value == ["70%"]
