@@ -46,6 +46,8 @@ def test_what_pages_need_of_the_engine_imports_without_it(name: str) -> None:
 
 
 def test_importing_the_app_loads_neither_torch_nor_transformers_nor_datasets() -> None:
-    names = [name for name in modules_of("app") if not name.startswith("app.app_pages") and not name.endswith("__main__")]
+    names = [
+        name for name in modules_of("app") if not name.startswith("app.app_pages") and not name.endswith("__main__")
+    ]
     names.remove("app.main")
     assert loaded_after("import " + ", ".join(names), HEAVY) == set()
