@@ -89,7 +89,7 @@ def in_words(estimate: Estimate) -> str:
     """How many variants, how many are there, how much disk, how long where that was measured before."""
     there = estimate.variants - estimate.new
     if estimate.new == 0:
-        return f"{counted(estimate.variants, 'variant')}, all there already: see them on Compare."
+        return f"{counted(estimate.variants, 'variant')}, all made or waiting already."
     parts = [counted(estimate.variants, "variant")]
     if estimate.variants > 1:
         parts.append("one of them the dense model to compare with")

@@ -65,7 +65,7 @@ def test_time_is_only_what_was_measured() -> None:
         (Estimate(4, 1, None, 20.0, 1), "3 there already, about 20 s on this machine."),
         (Estimate(4, 4, None, 60.0, 2), "About 1 min for 2 of them; nothing like the others was measured here yet."),
         (Estimate(4, 4, None, None, 0), "How long it takes is known once one like these was measured here."),
-        (Estimate(4, 0, None, None, 0), "4 variants, all there already: see them on Compare."),
+        (Estimate(4, 0, None, None, 0), "4 variants, all made or waiting already."),
     ],
 )
 def test_an_estimate_in_words(given: Estimate, said: str) -> None:
