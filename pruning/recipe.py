@@ -1,10 +1,11 @@
 """What may be asked for: a recipe of pruning, then quantization, validated before any work starts."""
 
 import re
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from pruning.allocation import ALLOCATIONS, UNIFORM
 from pruning.methods import METHODS
 from pruning.quantize import SCHEMES
 
@@ -47,20 +48,32 @@ class Pattern(Frozen):
 
 
 class PruneStep(Frozen):
-    """Remove a share of the weights of every prunable layer.
+    """Remove a share of the weights of the prunable layers.
 
-    ``sparsity`` is the share asked for, 0 to 0.95; ``pattern``, where given, fixes it.
+    ``sparsity`` is the share asked for of all of them together, 0 to 0.95; ``pattern``, where given, fixes it.
+    ``allocation`` spreads it over the layers. ``statistics`` are those of the model pruned so far, block after block
+    ("sequential"), or those of the dense model, which variants made together share ("shared"); a method that looks at
+    no text has none, and then it is always "sequential". ``seed`` counts only for methods that draw random numbers.
     """
 
     method: str
     sparsity: float = Field(ge=0, le=MAXIMUM_SPARSITY)
     pattern: Pattern | None = None
+    allocation: str = UNIFORM
+    statistics: Literal["sequential", "shared"] = "sequential"
+    seed: int = Field(default=0, ge=0)
 
     @model_validator(mode="after")
     def _is_possible(self) -> Self:
         method = METHODS.get(self.method)
         if method is None:
             raise ValueError(f"unknown method {self.method!r}: choose one of {', '.join(METHODS)}")
+        if self.allocation not in ALLOCATIONS:
+            raise ValueError(f"unknown allocation {self.allocation!r}: choose one of {', '.join(ALLOCATIONS)}")
+        if self.allocation not in (UNIFORM, *method.allocations):
+            raise ValueError(f"{method.title} has no {self.allocation} allocation: choose {UNIFORM}")
+        if self.statistics == "shared" and (method.kind != "weights" or not method.needs_calibration):
+            raise ValueError(f"{method.title} shares no statistics with other variants: choose sequential statistics")
         if self.pattern is not None:
             if str(self.pattern) not in method.patterns:
                 offered = " or ".join(method.patterns)
@@ -70,11 +83,23 @@ class PruneStep(Frozen):
                     f"pattern {self.pattern} fixes the sparsity at {self.pattern.sparsity:g}: "
                     f"leave out the sparsity {self.sparsity:g}"
                 )
+            if self.allocation != UNIFORM:
+                raise ValueError(
+                    f"pattern {self.pattern} removes the same share everywhere, so it takes no {self.allocation} "
+                    f"allocation: choose {UNIFORM}, or a sparsity without a pattern"
+                )
         return self
+
+    @property
+    def looks_at_text(self) -> bool:
+        """Whether making this variant looks at calibration text."""
+        return METHODS[self.method].needs_calibration or self.allocation != UNIFORM
 
     def __str__(self) -> str:
         share = str(self.pattern) if self.pattern is not None else f"{self.sparsity * 100:g}%"
-        return f"{METHODS[self.method].title} {share}"
+        details = [] if self.allocation == UNIFORM else [ALLOCATIONS[self.allocation].title]
+        details += ["shared"] if self.statistics == "shared" else []
+        return f"{METHODS[self.method].title} {share}" + (f" ({', '.join(details)})" if details else "")
 
 
 class QuantizeStep(Frozen):
@@ -101,7 +126,7 @@ class Recipe(Frozen):
     @property
     def needs_calibration(self) -> bool:
         """Whether making this variant looks at calibration text."""
-        return self.prune is not None and METHODS[self.prune.method].needs_calibration
+        return self.prune is not None and self.prune.looks_at_text
 
     def __str__(self) -> str:
         steps = [str(step) for step in (self.prune, self.quantize) if step is not None]

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Statistics = Literal["none", "norms", "gram"]
+Kind = Literal["weights", "width", "depth"]
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,10 @@ class Method:
     """Capabilities of one pruning method.
 
     ``statistics`` is what it must know of a layer's inputs: nothing, the norm of each input feature, or the
-    Gram matrix XᵀX. ``patterns`` are the N:M patterns it offers beside unstructured sparsity.
+    Gram matrix XᵀX. ``patterns`` are the N:M patterns it offers beside unstructured sparsity. ``kind`` is what it
+    removes: single weights, the width of blocks, or whole blocks. ``seeded`` methods draw random numbers, and their
+    function takes a ``generator``. ``allocations`` are the ways it can spread a sparsity over the layers. ``cost`` says
+    in words what its time goes by.
     """
 
     name: str
@@ -25,6 +29,10 @@ class Method:
     patterns: tuple[str, ...]
     summary: str
     paper: str
+    cost: str
+    kind: Kind = "weights"
+    seeded: bool = False
+    allocations: tuple[str, ...] = ("uniform", "owl", "sensitivity")
 
     @property
     def needs_calibration(self) -> bool:
@@ -33,7 +41,7 @@ class Method:
 
     def load(self) -> "Callable[..., Tensor]":
         """The function that prunes one weight matrix; importing it imports torch."""
-        function: Callable[..., Any] = import_module(f"pruning.methods.{self.name}").prune
+        function: Callable[..., Any] = import_module(f"pruning.methods.{self.name.replace('-', '_')}").prune
         return function
 
 
@@ -47,6 +55,7 @@ METHODS: dict[str, Method] = {
             patterns=("2:4", "4:8"),
             summary="removes the smallest weights of each layer, without looking at any text",
             paper="Han et al. 2015, Learning both Weights and Connections (arXiv 1506.02626)",
+            cost="reads the weights once and no text",
         ),
         Method(
             name="wanda",
@@ -55,6 +64,7 @@ METHODS: dict[str, Method] = {
             patterns=("2:4", "4:8"),
             summary="removes the weights that matter least once multiplied by how strong their input is",
             paper="Sun et al. 2023, A Simple and Effective Pruning Approach for LLMs (arXiv 2306.11695)",
+            cost="two passes over the calibration text",
         ),
         Method(
             name="sparsegpt",
@@ -63,6 +73,7 @@ METHODS: dict[str, Method] = {
             patterns=("2:4", "4:8"),
             summary="removes weights one column at a time and adjusts the kept ones to make up for it",
             paper="Frantar and Alistarh 2023, SparseGPT (arXiv 2301.00774)",
+            cost="two passes over the calibration text, and one solve a layer",
         ),
     )
 }
