@@ -41,6 +41,11 @@ class LinearLayer:
         return self.weight().shape[1]
 
     @property
+    def quantizable(self) -> bool:
+        """Whether a module of another kind can take the layer's place."""
+        return True
+
+    @property
     def bias(self) -> Tensor | None:
         """The bias (out,), where there is one."""
         bias = getattr(self.module, "bias", None)

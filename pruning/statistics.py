@@ -1,21 +1,42 @@
 """What a pruning method may know of a layer's inputs: gathered over calibration batches, once per shared input."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Literal, Self
+from typing import Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from pruning.anatomy import LinearLayer
 from pruning.errors import RunError
+from pruning.methods import Statistics
+
+_Result = TypeVar("_Result")
 
 STRIP = 256
 """Least columns of the Gram matrix that are computed in one product."""
 
+SAMPLE = 256
+"""Most rows of a layer's input that are kept as they are."""
+
 
 class UnusableStatisticsError(ArithmeticError):
     """A method cannot work with these statistics: the caller falls back to a method that needs less."""
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What one layer was given.
+
+    ``statistic`` are the norms (in,) or the Gram matrix (in, in) of its inputs, None when no token reached the layer
+    or none was asked for. ``sample`` are up to ``SAMPLE`` of its input rows (rows, in) in their own dtype, evenly
+    spaced, None when no token reached it; ``tokens`` is how many did.
+    """
+
+    statistic: Tensor | None
+    sample: Tensor | None
+    tokens: int
 
 
 class InputNorms:
@@ -56,6 +77,36 @@ class InputGram:
         return None if self._gram is None else self._gram.triu().add_(self._gram.triu(1).T)
 
 
+class InputSample:
+    """Rows of the inputs, evenly spaced over the ``expected`` ones, or over those seen where they are more."""
+
+    def __init__(self, expected: int = 0) -> None:
+        self._step = max(SAMPLE, expected)  # of every so many rows, SAMPLE are kept
+        self._rows: Tensor | None = None
+        self.tokens = 0
+
+    def add(self, inputs: Tensor) -> None:
+        """Count ``inputs`` (tokens, features); copies of some are kept."""
+        end = self.tokens + len(inputs)
+        wanted = range(-(-self.tokens * SAMPLE // self._step), -(-end * SAMPLE // self._step))
+        places = [index * self._step // SAMPLE - self.tokens for index in wanted]
+        self.tokens = end
+        if not places:
+            return
+        rows = inputs[torch.tensor(places, device=inputs.device)]
+        self._rows = rows if self._rows is None else torch.cat([self._rows, rows])
+        while len(self._rows) > 2 * SAMPLE:
+            self._rows = self._rows[::2]
+            self._step *= 2
+
+    def result(self) -> Tensor | None:
+        """Up to ``SAMPLE`` rows (rows, features) as they came, or None when nothing was counted."""
+        if self._rows is None or len(self._rows) <= SAMPLE:
+            return self._rows
+        chosen = [index * len(self._rows) // SAMPLE for index in range(SAMPLE)]
+        return self._rows[torch.tensor(chosen, device=self._rows.device)]
+
+
 def _precise(inputs: Tensor) -> Tensor:
     return inputs if inputs.dtype == torch.float64 else inputs.float()
 
@@ -68,18 +119,39 @@ class _EveryLayerSeenError(Exception):
     """Ends a forward pass of which nothing more is needed."""
 
 
+class _Inputs:
+    """All that is gathered of one input: its statistic, its sample, and how many tokens there were."""
+
+    def __init__(self, kind: Statistics, expected: int) -> None:
+        self._sum: InputNorms | InputGram | None = None
+        if kind != "none":
+            self._sum = InputNorms() if kind == "norms" else InputGram()
+        self._sample = InputSample(expected)
+
+    def add(self, inputs: Tensor) -> None:
+        if self._sum is not None:
+            self._sum.add(inputs)
+        self._sample.add(inputs)
+
+    def result(self) -> Observed:
+        statistic = self._sum.result() if self._sum is not None else None
+        return Observed(statistic, self._sample.result(), self._sample.tokens)
+
+
 class Collector:
-    """Listens to the inputs of ``layers`` while a block runs.
+    """Listens to the inputs of ``layers`` while a block runs, over ``tokens`` calibration tokens in all.
 
     Layers that are given the very same tensor share one statistic. The first batch shows which those are; if it calls
-    every layer exactly once, later batches stop before the last matrix product.
+    every layer exactly once, later batches stop before the last matrix product, unless ``stop`` is false.
     """
 
-    def __init__(self, layers: Sequence[LinearLayer], kind: Literal["norms", "gram"]) -> None:
+    def __init__(self, layers: Sequence[LinearLayer], kind: Statistics, tokens: int, *, stop: bool = True) -> None:
         self._layers = layers
-        self._make: Callable[[], InputNorms | InputGram] = InputNorms if kind == "norms" else InputGram
+        self._kind = kind
+        self._tokens = tokens
+        self._stop = stop
         self._leader: dict[str, str] = {}
-        self._accumulators: dict[str, InputNorms | InputGram] = {}
+        self._gathered: dict[str, _Inputs] = {}
         self._calls: list[str] = []
         self._inputs: dict[str, tuple[Tensor, int]] = {}
         self._first = True
@@ -97,23 +169,26 @@ class Collector:
         for handle in self._handles:
             handle.remove()
 
-    def run(self, forward: Callable[[], object]) -> None:
-        """Run one batch through the block by calling ``forward``."""
+    def run(self, forward: Callable[[], _Result]) -> _Result | None:
+        """Run one batch through the block by calling ``forward``; what it returns, or None where it was cut short."""
         self._calls.clear()
+        result: _Result | None = None
         try:
-            forward()
+            result = forward()
         except _EveryLayerSeenError:
             pass
         finally:
             self._inputs.clear()
         if self._first:
             self._first = False
-            self._once = sorted(self._calls) == sorted(layer.name for layer in self._layers)
+            self._once = self._stop and sorted(self._calls) == sorted(layer.name for layer in self._layers)
+        return result
 
-    def results(self) -> dict[str, Tensor | None]:
-        """The statistic of each layer by name, None for a layer that was never called; shared ones are one tensor."""
-        done = {name: accumulator.result() for name, accumulator in self._accumulators.items()}
-        return {layer.name: done.get(self._leader.get(layer.name, layer.name)) for layer in self._layers}
+    def results(self) -> dict[str, Observed]:
+        """What each layer was given, by name; layers that share their input share one."""
+        done = {name: gathered.result() for name, gathered in self._gathered.items()}
+        unseen = Observed(statistic=None, sample=None, tokens=0)
+        return {layer.name: done.get(self._leader.get(layer.name, layer.name), unseen) for layer in self._layers}
 
     def _hook(self, name: str) -> Callable[[nn.Module, tuple[object, ...], dict[str, object]], None]:
         def listen(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
@@ -139,5 +214,6 @@ class Collector:
                 )
             return
         self._inputs[name] = (inputs, inputs._version)
-        accumulator = self._accumulators.setdefault(name, self._make())
-        accumulator.add(inputs.detach().reshape(-1, inputs.shape[-1]))
+        if name not in self._gathered:
+            self._gathered[name] = _Inputs(self._kind, self._tokens)
+        self._gathered[name].add(inputs.detach().reshape(-1, inputs.shape[-1]))

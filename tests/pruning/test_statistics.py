@@ -2,11 +2,14 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from pruning.anatomy import LinearLayer
 from pruning.errors import RunError
-from pruning.statistics import Collector, InputGram, InputNorms
+from pruning.methods import Statistics
+from pruning.statistics import SAMPLE, Collector, InputGram, InputNorms, InputSample, Observed
 
 
 def batches(features: int = 6, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
@@ -69,8 +72,8 @@ class Block(nn.Module):
         return states
 
 
-def collector(block: Block) -> Collector:
-    return Collector([LinearLayer(name, getattr(block, name)) for name in ("a", "b", "c")], "gram")
+def collector(block: Block, kind: Statistics = "gram", *, stop: bool = True) -> Collector:
+    return Collector([LinearLayer(name, getattr(block, name)) for name in ("a", "b", "c")], kind, 15, stop=stop)
 
 
 def test_layers_of_one_input_share_one_statistic_and_later_batches_stop_early() -> None:
@@ -84,8 +87,8 @@ def test_layers_of_one_input_share_one_statistic_and_later_batches_stop_early() 
     assert results["a"] is results["b"]
     tokens = torch.cat(inputs)
     middle = torch.cat([block.a(batch) + block.b(batch) for batch in inputs]).detach()
-    torch.testing.assert_close(results["a"], tokens.T @ tokens)
-    torch.testing.assert_close(results["c"], middle.T @ middle)
+    torch.testing.assert_close(results["a"].statistic, tokens.T @ tokens)
+    torch.testing.assert_close(results["c"].statistic, middle.T @ middle)
     block(inputs[0])
     assert block.finished == 2  # the hooks are gone
 
@@ -99,7 +102,7 @@ def test_a_layer_called_twice_is_counted_twice() -> None:
     assert block.finished == 3
     first = [block.a(batch) + block.b(batch) for batch in batches(4)]
     tokens = torch.cat([torch.cat([states, block.c(states)]) for states in first]).detach()
-    torch.testing.assert_close(listening.results()["c"], tokens.T @ tokens)
+    torch.testing.assert_close(listening.results()["c"].statistic, tokens.T @ tokens)
 
 
 def test_a_tensor_changed_in_place_is_another_input() -> None:
@@ -110,13 +113,15 @@ def test_a_tensor_changed_in_place_is_another_input() -> None:
         layers[0].module(states)
         layers[1].module(states.mul_(2))
 
-    with Collector(layers, "norms") as listening, torch.no_grad():
+    with Collector(layers, "norms", 1) as listening, torch.no_grad():
         listening.run(forward)
     results = listening.results()
-    assert results["a"] is not None
-    assert results["b"] is not None
-    assert results["a"].tolist() == [1] * 4
-    assert results["b"].tolist() == [2] * 4
+    assert results["a"].statistic is not None
+    assert results["b"].statistic is not None
+    assert results["a"].statistic.tolist() == [1] * 4
+    assert results["b"].statistic.tolist() == [2] * 4
+    assert results["a"].sample is not None
+    assert results["a"].sample.tolist() == [[1] * 4]  # a copy: what was counted is not what became of it
 
 
 def test_inputs_that_stop_being_shared_are_an_error() -> None:
@@ -133,5 +138,74 @@ def test_a_layer_that_is_never_called_has_no_statistic() -> None:
     with collector(block) as listening, torch.no_grad():
         listening.run(lambda: block.a(torch.ones(1, 4)))
     results = listening.results()
-    assert results["a"] is not None
-    assert results["c"] is None
+    assert results["a"].statistic is not None
+    assert results["c"] == Observed(statistic=None, sample=None, tokens=0)
+
+
+@pytest.mark.parametrize(
+    ("expected", "seen", "places"),
+    [
+        (256, 256, list(range(256))),
+        (1000, 1000, [place * 1000 // 256 for place in range(256)]),
+        (16384, 16384, list(range(0, 16384, 64))),
+        (0, 100, list(range(100))),
+        (0, 1024, list(range(0, 1024, 4))),
+        (1024, 100, list(range(0, 100, 4))),
+        (512, 2048, list(range(0, 2048, 8))),
+    ],
+)
+def test_the_sample_is_evenly_spaced_whatever_the_batches(expected: int, seen: int, places: list[int]) -> None:
+    rows = torch.arange(2 * seen, dtype=torch.bfloat16 if seen < 100 else torch.float32).view(seen, 2)
+    for size in (seen, 7, 100):
+        sample = InputSample(expected)
+        for batch in rows.split(size):
+            sample.add(batch)
+        result = sample.result()
+        assert result is not None
+        assert torch.equal(result, rows[places])
+        assert sample.tokens == seen
+
+
+@given(expected=st.integers(0, 3000), sizes=st.lists(st.integers(0, 700), max_size=6))
+def test_the_sample_is_never_too_long_and_has_no_row_twice(expected: int, sizes: list[int]) -> None:
+    rows = torch.arange(sum(sizes)).view(-1, 1)
+    sample = InputSample(expected)
+    for batch in rows.split(sizes):
+        sample.add(batch)
+    result = sample.result()
+    assert (result is None) == (not rows.numel())
+    if result is not None:
+        assert result.shape[0] <= SAMPLE
+        assert bool((result.flatten().diff() > 0).all())
+        assert result[0] == 0
+        if expected <= rows.numel() <= SAMPLE:
+            assert torch.equal(result, rows)
+
+
+def test_a_sample_keeps_the_dtype_of_the_inputs() -> None:
+    sample = InputSample()
+    sample.add(torch.ones(3, 2, dtype=torch.bfloat16))
+    result = sample.result()
+    assert result is not None
+    assert result.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("kind", ["none", "norms", "gram"])
+def test_without_stopping_one_pass_collects_and_gives_what_the_block_puts_out(kind: Statistics) -> None:
+    block = Block()
+    with collector(block, kind, stop=False) as listening, torch.no_grad():
+        outputs = [listening.run(lambda batch=batch: block(batch)) for batch in batches(4)]  # type: ignore[misc]
+    assert block.finished == 3
+    for batch, output in zip(batches(4), outputs, strict=True):
+        assert output is not None
+        assert torch.equal(output, block(batch))
+    seen = listening.results()["a"]
+    tokens = torch.cat(batches(4))
+    assert seen.tokens == 15
+    assert seen.sample is not None
+    assert torch.equal(seen.sample, tokens)
+    if kind == "none":
+        assert seen.statistic is None
+    else:
+        expected = tokens.T @ tokens if kind == "gram" else tokens.square().sum(0).sqrt()
+        torch.testing.assert_close(seen.statistic, expected)
