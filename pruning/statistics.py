@@ -31,12 +31,14 @@ class Observed:
 
     ``statistic`` are the norms (in,) or the Gram matrix (in, in) of its inputs, None when no token reached the layer
     or none was asked for. ``sample`` are up to ``SAMPLE`` of its input rows (rows, in) in their own dtype, evenly
-    spaced, None when no token reached it; ``tokens`` is how many did.
+    spaced, None when no token reached it; ``tokens`` is how many did. ``norms`` stand beside a Gram matrix where both
+    were asked for: to the bit what they are when they are asked for alone, which its diagonal is not.
     """
 
     statistic: Tensor | None
     sample: Tensor | None
     tokens: int
+    norms: Tensor | None = None
 
 
 class InputNorms:
@@ -122,34 +124,42 @@ class _EveryLayerSeenError(Exception):
 class _Inputs:
     """All that is gathered of one input: its statistic, its sample, and how many tokens there were."""
 
-    def __init__(self, kind: Statistics, expected: int) -> None:
+    def __init__(self, kind: Statistics, expected: int, norms: bool) -> None:
         self._sum: InputNorms | InputGram | None = None
         if kind != "none":
             self._sum = InputNorms() if kind == "norms" else InputGram()
+        self._norms = InputNorms() if norms and kind == "gram" else None
         self._sample = InputSample(expected)
 
     def add(self, inputs: Tensor) -> None:
         if self._sum is not None:
             self._sum.add(inputs)
+        if self._norms is not None:
+            self._norms.add(inputs)
         self._sample.add(inputs)
 
     def result(self) -> Observed:
         statistic = self._sum.result() if self._sum is not None else None
-        return Observed(statistic, self._sample.result(), self._sample.tokens)
+        norms = self._norms.result() if self._norms is not None else None
+        return Observed(statistic, self._sample.result(), self._sample.tokens, norms)
 
 
 class Collector:
     """Listens to the inputs of ``layers`` while a block runs, over ``tokens`` calibration tokens in all.
 
     Layers that are given the very same tensor share one statistic. The first batch shows which those are; if it calls
-    every layer exactly once, later batches stop before the last matrix product, unless ``stop`` is false.
+    every layer exactly once, later batches stop before the last matrix product, unless ``stop`` is false. ``norms`` are
+    gathered beside a Gram matrix where that is asked for.
     """
 
-    def __init__(self, layers: Sequence[LinearLayer], kind: Statistics, tokens: int, *, stop: bool = True) -> None:
+    def __init__(
+        self, layers: Sequence[LinearLayer], kind: Statistics, tokens: int, *, stop: bool = True, norms: bool = False
+    ) -> None:
         self._layers = layers
         self._kind = kind
         self._tokens = tokens
         self._stop = stop
+        self._norms = norms
         self._leader: dict[str, str] = {}
         self._gathered: dict[str, _Inputs] = {}
         self._calls: list[str] = []
@@ -215,5 +225,5 @@ class Collector:
             return
         self._inputs[name] = (inputs, inputs._version)
         if name not in self._gathered:
-            self._gathered[name] = _Inputs(self._kind, self._tokens)
+            self._gathered[name] = _Inputs(self._kind, self._tokens, self._norms)
         self._gathered[name].add(inputs.detach().reshape(-1, inputs.shape[-1]))

@@ -38,8 +38,9 @@ def execute(spec: RunSpec, folder: Path, progress: Progress) -> Outcome:
 
     from eval.measure import measure
     from pruning.artifact import save_artifact
-    from pruning.compress import CompressionReport, compress
+    from pruning.compress import compress
     from pruning.models import load_model
+    from pruning.report import LayerReport
     from pruning.runtime import load_variant
 
     seed = spec.calibration.seed if spec.calibration is not None else 0
@@ -48,9 +49,11 @@ def execute(spec: RunSpec, folder: Path, progress: Progress) -> Outcome:
     if spec.model_hash is not None and loaded.identity.file_hash != spec.model_hash:
         raise InputError(f"{spec.model} has changed since this run was asked for: ask for it anew")
     calibration, evaluation = _windows(spec, loaded)
-    report = CompressionReport(layers=(), seconds=0.0)
+    layers: tuple[LayerReport, ...] = ()
+    seconds = 0.0
     if spec.recipe != Recipe():
-        report = compress(loaded.model, spec.recipe, calibration, progress=progress)
+        made = compress(loaded.model, spec.recipe, calibration, progress=progress)
+        layers, seconds = made.layers, made.seconds
     progress("saving", 0, 1, "variants")
     header: dict[str, Any] = {
         "recipe": str(spec.recipe),
@@ -77,11 +80,11 @@ def execute(spec: RunSpec, folder: Path, progress: Progress) -> Outcome:
         "host": socket.gethostname(),
     }
     return Outcome(
-        figures={**measurement.figures, "compression_time": Figure(report.seconds, "s")},
+        figures={**measurement.figures, "compression_time": Figure(seconds, "s")},
         provenance=provenance,
         collapsed=measurement.collapsed,
         sizes={**asdict(sizes), "source_bytes": identity.source_bytes, "source_name": identity.source_file},
-        layers=[asdict(layer) for layer in report.layers],
+        layers=[asdict(layer) for layer in layers],
         runtime=runtime,
         artifact_bytes=folder_bytes(folder),
     )

@@ -19,8 +19,8 @@ class Method:
     ``statistics`` is what it must know of a layer's inputs: nothing, the norm of each input feature, or the
     Gram matrix XᵀX. ``patterns`` are the N:M patterns it offers beside unstructured sparsity. ``kind`` is what it
     removes: single weights, the width of blocks, or whole blocks. ``seeded`` methods draw random numbers, and their
-    function takes a ``generator``. ``allocations`` are the ways it can spread a sparsity over the layers. ``cost`` says
-    in words what its time goes by.
+    function takes a ``generator``. Those of ``scope`` "model" spread a sparsity over all layers themselves; for others
+    ``allocations`` are the ways there are. ``cost`` says in words what its time goes by.
     """
 
     name: str
@@ -32,6 +32,7 @@ class Method:
     cost: str
     kind: Kind = "weights"
     seeded: bool = False
+    scope: Literal["layer", "model"] = "layer"
     allocations: tuple[str, ...] = ("uniform", "owl", "sensitivity")
 
     @property

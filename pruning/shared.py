@@ -1,0 +1,109 @@
+"""Many variants for the price of one: statistics of the dense model, one block at a time, serve every recipe."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from pruning.anatomy import decoder_blocks
+from pruning.calibration import Windows
+from pruning.checkpoint import Checkpoint
+from pruning.methods import Statistics
+from pruning.placement import Stage
+from pruning.progress import Progress, silent
+from pruning.recipe import Recipe
+from pruning.replay import capture
+from pruning.report import LayerReport
+from pruning.transform import put
+from pruning.walk import (
+    PHASE,
+    UNIT,
+    Finished,
+    check,
+    collect_and_propagate,
+    effective,
+    shares_of,
+    statistics_of,
+    ticker,
+    transform_block,
+)
+
+TOGETHER = "together"
+
+
+@dataclass(frozen=True)
+class Order:
+    """A variant to make, and where its blocks go: to disk, or without ``checkpoint`` into the model itself."""
+
+    recipe: Recipe
+    checkpoint: Checkpoint | None
+
+
+@torch.no_grad()
+def compress_shared(
+    model: nn.Module,
+    orders: Sequence[Order],
+    windows: Windows | None,
+    *,
+    device: torch.device | None = None,
+    progress: Progress = silent,
+) -> list[LayerReport]:
+    """Make every order's blocks from statistics of the dense ``model``, which each block gives once for all.
+
+    One pass over the text collects and propagates, as the dense model needs no second one. Of several orders each has a
+    checkpoint, and the model stays dense: :func:`pruning.compress.compress` then assembles a variant from it. Blocks
+    that a checkpoint has are not made again. Returns the reports of a single order without checkpoint.
+
+    Raises what :func:`pruning.compress.compress` raises, and ValueError for several orders without checkpoints.
+    """
+    if len(orders) > 1 and any(order.checkpoint is None for order in orders):
+        raise ValueError("one model cannot hold several variants: give each a checkpoint")
+    recipes = [effective(order.recipe) for order in orders]
+    blocks = decoder_blocks(model)
+    for recipe in recipes:
+        check(model, recipe, windows)
+    model.eval()
+    total = len(blocks)
+    progress(PHASE, 0, total, UNIT)
+    missing = [
+        [index for index in range(total) if order.checkpoint is None or not order.checkpoint.has(index)]
+        for order in orders
+    ]
+    last = max((indices[-1] for indices in missing if indices), default=-1)
+    if last < 0 or windows is None:
+        return []
+    for order in orders:
+        if order.checkpoint is not None:
+            order.checkpoint.set_note(TOGETHER, max(len(orders), order.checkpoint.note(TOGETHER) or 1))
+    shares = [
+        shares_of(model, blocks, recipe, windows, order.checkpoint, progress)
+        for order, recipe in zip(orders, recipes, strict=True)
+    ]
+    kind: Statistics = "gram" if any(statistics_of(recipe) == "gram" for recipe in recipes) else "norms"
+    stage = Stage(model, device)
+    replay = capture(model, blocks, windows.ids)
+    stage.receive(replay)
+    layers: list[LayerReport] = []
+    for index, block in enumerate(blocks[: last + 1]):
+        tick = ticker(progress, index, total)
+        started = time.perf_counter()
+        with stage.holding(block.module):
+            seen = collect_and_propagate(stage, replay, index, block, kind, tick)
+            common = time.perf_counter() - started
+            for order, recipe, share, indices in zip(orders, recipes, shares, missing, strict=True):
+                if index not in indices:
+                    continue
+                done = transform_block(block, dict(seen), recipe, share, tick)
+                tensors = {name: tensor for one in done for name, tensor in one.tensors().items()}
+                # Each variant notes what the block cost all of them; its own work is in the reports of its layers.
+                finished = Finished(tensors, tuple(one.report for one in done), common)
+                if order.checkpoint is not None:
+                    finished.save(order.checkpoint, index)
+                else:
+                    for layer in block.layers:
+                        put(model, layer, tensors)
+                    layers += finished.layers
+        progress(PHASE, index + 1, total, UNIT)
+    return layers

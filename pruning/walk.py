@@ -1,0 +1,176 @@
+"""What every walk through the blocks of a model does: check, spread the sparsity, collect, propagate, keep."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+from torch import Tensor, nn
+
+from pruning.allocation import UNIFORM
+from pruning.anatomy import Block, decoder_blocks
+from pruning.calibration import Windows
+from pruning.checkpoint import Checkpoint
+from pruning.errors import InputError
+from pruning.methods import METHODS, Statistics
+from pruning.placement import Stage
+from pruning.progress import Progress
+from pruning.recipe import PruneStep, Recipe
+from pruning.replay import Replay
+from pruning.report import LayerReport
+from pruning.statistics import Collector, Observed
+from pruning.transform import UNSEEN, Transformed, transform
+
+PHASE = "compressing"
+UNIT = "blocks"
+
+_SHARES = "shares"
+
+Tick = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """One block of a variant: new ``tensors`` by layer and part, reports, and the seconds that went into it."""
+
+    tensors: dict[str, Tensor]
+    layers: tuple[LayerReport, ...]
+    seconds: float
+
+    def save(self, checkpoint: Checkpoint, index: int) -> None:
+        """Keep this as block ``index``."""
+        report = {"layers": [asdict(layer) for layer in self.layers], "seconds": self.seconds}
+        checkpoint.save(index, self.tensors, report)
+
+    @classmethod
+    def load(cls, checkpoint: Checkpoint, index: int) -> "Finished | None":
+        """Block ``index`` where it is there, whole."""
+        kept = checkpoint.load(index)
+        if kept is None:
+            return None
+        tensors, report = kept
+        layers = tuple(LayerReport(**{**layer, "shape": tuple(layer["shape"])}) for layer in report["layers"])
+        return cls(tensors, layers, report["seconds"])
+
+
+def effective(recipe: Recipe) -> Recipe:
+    """``recipe`` without a step that removes nothing."""
+    if recipe.prune is not None and recipe.prune.sparsity == 0:
+        return recipe.model_copy(update={"prune": None})
+    return recipe
+
+
+def check(model: nn.Module, recipe: Recipe, windows: Windows | None) -> list[Block]:
+    """The decoder blocks of ``model``. Raises InputError when ``recipe`` does not fit it or lacks ``windows``."""
+    blocks = decoder_blocks(model)
+    if recipe.prune is not None and recipe.prune.pattern is not None:
+        _check_widths(blocks, recipe.prune)
+    if recipe.needs_calibration:
+        _check_windows(model, recipe, windows)
+    return blocks
+
+
+def _check_widths(blocks: Sequence[Block], step: PruneStep) -> None:
+    assert step.pattern is not None
+    for block in blocks:
+        for layer in block.layers:
+            if layer.in_features % step.pattern.group:
+                raise InputError(
+                    f"pattern {step.pattern} does not fit {layer.name}: its {layer.in_features} inputs are no "
+                    f"multiple of {step.pattern.group}; choose a sparsity without a pattern"
+                )
+
+
+def _check_windows(model: nn.Module, recipe: Recipe, windows: Windows | None) -> None:
+    if windows is None:
+        raise InputError(f"{recipe} looks at calibration text: give calibration windows")
+    longest = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    length = windows.ids.shape[1]
+    if isinstance(longest, int) and length > longest:
+        raise InputError(
+            f"calibration windows of {length} tokens are longer than the {longest} the model takes: "
+            f"lower the window length to {longest} or less"
+        )
+
+
+def statistics_of(recipe: Recipe) -> Statistics:
+    """What ``recipe`` must know of the inputs of layers."""
+    return METHODS[recipe.prune.method].statistics if recipe.prune is not None else "none"
+
+
+def shares_of(
+    model: nn.Module,
+    blocks: list[Block],
+    recipe: Recipe,
+    windows: Windows | None,
+    checkpoint: Checkpoint | None,
+    progress: Progress,
+) -> dict[str, float]:
+    """The share of each layer's weights that goes, by layer name."""
+    step = recipe.prune
+    if step is None:
+        return {}
+    if step.allocation == UNIFORM and METHODS[step.method].scope == "layer":
+        return {layer.name: step.sparsity for block in blocks for layer in block.layers}
+    kept: dict[str, float] | None = checkpoint.note(_SHARES) if checkpoint is not None else None
+    if kept is not None:
+        return kept
+    from pruning.allocation.spread import shares
+
+    found = shares(model, blocks, step, windows, progress)
+    if checkpoint is not None:
+        checkpoint.set_note(_SHARES, found)
+    return found
+
+
+def collect(
+    stage: Stage, replay: Replay, index: int, block: Block, kind: Statistics, tick: Tick
+) -> dict[str, Observed]:
+    """What the layers of ``block`` are given on the calibration text."""
+    with Collector(block.layers, kind, _tokens(replay)) as collector:
+        for batch in range(len(replay.hidden)):
+            collector.run(lambda batch=batch: stage.run(replay, index, batch, block.module))  # type: ignore[misc]
+            tick()
+    return collector.results()
+
+
+def collect_and_propagate(
+    stage: Stage, replay: Replay, index: int, block: Block, kind: Statistics, tick: Tick
+) -> dict[str, Observed]:
+    """:func:`collect` and :func:`propagate` in one pass, for a block that stays as it is; norms stand beside a Gram."""
+    with Collector(block.layers, kind, _tokens(replay), stop=False, norms=True) as collector:
+        for batch in range(len(replay.hidden)):
+            hidden = collector.run(lambda batch=batch: stage.run(replay, index, batch, block.module))  # type: ignore[misc]
+            assert isinstance(hidden, Tensor)
+            stage.keep(replay, batch, hidden)
+            tick()
+    return collector.results()
+
+
+def _tokens(replay: Replay) -> int:
+    return sum(hidden.shape[0] * hidden.shape[1] for hidden in replay.hidden)
+
+
+def propagate(stage: Stage, replay: Replay, index: int, block: Block, tick: Tick) -> None:
+    """Make the outputs of ``block`` the inputs of the next one."""
+    for batch in range(len(replay.hidden)):
+        stage.keep(replay, batch, stage.run(replay, index, batch, block.module))
+        tick()
+
+
+def transform_block(
+    block: Block, seen: dict[str, Observed], recipe: Recipe, shares: dict[str, float], tick: Tick
+) -> list[Transformed]:
+    """What ``recipe`` makes of each layer of ``block``, which is left as it is; ``seen`` is used up."""
+    done = []
+    for layer in block.layers:
+        done.append(transform(layer, block.name, seen.pop(layer.name, UNSEEN), recipe, shares.get(layer.name, 0.0)))
+        tick()
+    return done
+
+
+def ticker(progress: Progress, index: int, total: int) -> Tick:
+    """Says from within block ``index`` that it is still being worked on, so that a person can stop it there."""
+
+    def tick() -> None:
+        progress(PHASE, index, total, UNIT)
+
+    return tick
