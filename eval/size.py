@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from eval.figures import Figure
-from pruning.anatomy import prunable_layers
-from pruning.errors import InputError
+from pruning.anatomy import all_expert_tensors, prunable_layers
 from pruning.quantize.int8 import Int8Linear
 
 if TYPE_CHECKING:
@@ -39,14 +38,11 @@ def prunable_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     quantized = {name: module for name, module in model.named_modules() if isinstance(module, Int8Linear)}
     for name, module in quantized.items():
         yield name, module.codes
-    try:
-        plain = prunable_layers(model)
-    except InputError:
-        # A model whose prunable layers are all quantized has none left that the anatomy would know.
-        if not quantized:
-            raise
+    if quantized:
+        # Of the prunable layers only experts in one tensor are not, and the anatomy would not know the others.
+        yield from ((tensor.name, tensor.tensor) for tensor in all_expert_tensors(model))
         return
-    for layer in plain:
+    for layer in prunable_layers(model):
         yield layer.name, layer.weight()
 
 

@@ -13,23 +13,22 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.pytorch_utils import Conv1D
 
-from pruning.anatomy import prunable_layers
 from pruning.artifact_format import (
     HEADER_KEY,
+    OWN_FIELDS,
     LayerRecord,
     Layout,
-    MaskedTensor,
     StoredSizes,
     mask_name,
-    masked_bytes,
     read_header,
     read_layout,
     stored_sizes,
     values_name,
 )
+from pruning.artifact_layout import layout_of, unique_tensors
 from pruning.disk import new_folder
 from pruning.errors import InputError, RunError
-from pruning.packing import bit_patterns, pack, same_bits, unpack
+from pruning.packing import pack, same_bits, unpack
 from pruning.quantize.int8 import Int8Linear
 from pruning.reading import reading
 from pruning.sources import VARIANT
@@ -43,27 +42,27 @@ __all__ = [
     "stored_sizes",
 ]
 
-_SPELLED = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int8: "I8",
-}
 
-
-def save_artifact(model: nn.Module, tokenizer: Any, folder: Path, header: dict[str, Any]) -> None:
+def save_artifact(
+    model: nn.Module,
+    tokenizer: Any,
+    folder: Path,
+    header: dict[str, Any],
+    *,
+    dense: tuple[int, int] | None = None,
+) -> None:
     """Write ``model`` with its tokenizer to ``folder``, which appears when it is whole and verified.
 
-    ``header`` is JSON of the caller's: recipe, identity, specification. Every tensor is read back and compared in
-    every bit. Raises RunError when the disk is full or what was read back differs, and ValueError when ``header``
-    uses a name of the format's own.
+    ``header`` is JSON of the caller's: recipe, identity, specification. ``dense`` is given where the model has fewer
+    parameters than the one it was made from: how many that had, and how many weights in its prunable layers. Every
+    tensor is read back and compared in every bit. Raises RunError when the disk is full or what was read back differs,
+    and ValueError when ``header`` uses a name of the format's own.
     """
-    taken = set(header) & {"format", "version", "dtype", "parameters", "layers"}
+    taken = set(header) & OWN_FIELDS
     if taken:
         raise ValueError(f"{', '.join(sorted(taken))} in the header would hide what the format says itself")
-    state, tied = _unique(model.state_dict())
-    layout = _layout(model, state, tied, header)
+    state, tied = unique_tensors(model.state_dict())
+    layout = layout_of(model, state, tied, header, dense)
     stored: dict[str, Tensor] = {}
     for name, tensor in state.items():
         if name in layout.masked:
@@ -121,62 +120,6 @@ def export_transformers(folder: Path, target: Path) -> None:
                 shutil.copy2(file, temporary / file.name)
         plain: Any = model
         plain.save_pretrained(temporary)
-
-
-def _layout(model: nn.Module, state: dict[str, Tensor], tied: dict[str, str], about: dict[str, Any]) -> Layout:
-    layers: dict[str, LayerRecord] = {}
-    masked: dict[str, MaskedTensor] = {}
-    for name, shape, int8 in _layers(model):
-        tensor_name = f"{name}.codes" if int8 else f"{name}.weight"
-        tensor = state[tied.get(tensor_name, tensor_name)]
-        kept = int(bit_patterns(tensor).count_nonzero())
-        elements, item = tensor.numel(), tensor.element_size()
-        packed = masked_bytes(elements, kept, item) < elements * item and tensor_name in state
-        if packed:
-            masked[tensor_name] = MaskedTensor.model_validate(
-                {"shape": tuple(tensor.shape), "dtype": _SPELLED[tensor.dtype], "kept": kept}
-            )
-        storage = "+".join(["bitmask"] * packed + ["int8"] * int8) or "dense"
-        layers[name] = LayerRecord.model_validate({"storage": storage, "shape": shape, "zeros": elements - kept})
-    quantized = [module for module in model.modules() if isinstance(module, Int8Linear)]
-    return Layout.model_validate(
-        {
-            "dtype": str(_compute_dtype(model)).removeprefix("torch."),
-            "parameters": sum(parameter.numel() for parameter in model.parameters())
-            + sum(layer.codes.numel() + (layer.bias.numel() if layer.bias is not None else 0) for layer in quantized),
-            "layers": layers,
-            "masked": masked,
-            "tied": tied,
-            "about": about,
-        }
-    )
-
-
-def _layers(model: nn.Module) -> Iterator[tuple[str, tuple[int, int], bool]]:
-    """Name, shape (out, in) and whether it is int8 of every prunable layer; a quantized model has them all in int8."""
-    quantized = [
-        (name, (module.out_features, module.in_features), True)
-        for name, module in model.named_modules()
-        if isinstance(module, Int8Linear)
-    ]
-    yield from quantized or [
-        (layer.name, (layer.out_features, layer.in_features), False) for layer in prunable_layers(model)
-    ]
-
-
-def _unique(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of a state dict, those that are one in memory once, and the other names of those."""
-    first: dict[tuple[Any, ...], str] = {}
-    unique: dict[str, Tensor] = {}
-    tied: dict[str, str] = {}
-    for name, tensor in state.items():
-        key = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
-        if tensor.numel() and key in first:
-            tied[name] = first[key]
-        else:
-            first[key] = name
-            unique[name] = tensor.detach()
-    return unique, tied
 
 
 def _verify(folder: Path, state: dict[str, Tensor]) -> None:
@@ -278,8 +221,3 @@ def _tie(model: nn.Module, alias: str, name: str) -> None:
     (other, leaf), (owner, source) = owners
     if leaf in other._parameters and source in owner._parameters:
         other._parameters[leaf] = owner._parameters[source]
-
-
-def _compute_dtype(model: nn.Module) -> torch.dtype:
-    state: dict[str, Tensor] = model.state_dict()
-    return next(tensor.dtype for tensor in state.values() if tensor.is_floating_point())

@@ -10,18 +10,23 @@ A variant is a folder that needs no other file::
 The metadata of ``variant.safetensors`` has one entry, ``poda``: a JSON object (:class:`Layout`) with
 
 ``format``, ``version``
-    "poda-variant" and 1. A reader refuses every other version.
+    "poda-variant" and 2. A reader takes versions 1 and 2, and refuses every other.
 ``dtype``
     The dtype the model computes in: float32, bfloat16, float16 or float64.
 ``parameters``
     Parameters of the model, tied ones counted once, scales of quantized layers not counted.
 ``layers``
     For every prunable layer by its module name, how its weights are stored: ``storage`` ("dense", "bitmask", "int8" or
-    "bitmask+int8"), ``shape`` (out, in) and ``zeros``, the number of weights (or codes) whose bits are all zero.
+    "bitmask+int8"), ``shape`` (out, in) and ``zeros``, the number of weights (or codes) whose bits are all zero. From
+    version 2 on also for every tensor that holds the weights of all experts, by the name of the parameter: ``shape`` is
+    then (experts, rows, columns) as it is stored, and ``storage`` is "dense" or "bitmask".
 ``masked``
     For every tensor that is stored as a bitmask and its kept values: ``shape``, ``dtype`` and ``kept``.
 ``tied``
     Name of a tensor to the name of the one it shares its storage with, which alone is stored.
+``dense``
+    From version 2 on, where a variant has fewer parameters than the dense model it comes from, or null: that model's
+    ``parameters``, and ``layer_weights``, those of its prunable layers.
 ``about``
     What the writer wanted to say: recipe, identity, specification.
 
@@ -42,9 +47,9 @@ that are not in the state dict follow from the configuration. Reading gives tens
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
 
 from pruning.errors import InputError
 from pruning.headers import ITEM_BYTES, TensorEntry, read_safetensors
@@ -52,8 +57,10 @@ from pruning.recipe import Frozen
 from pruning.sources import VARIANT
 
 FORMAT = "poda-variant"
-VERSION = 1
+VERSION = 2
 HEADER_KEY = "poda"
+OWN_FIELDS = frozenset({"format", "version", "dtype", "parameters", "layers"})
+"""What a header says beside what the writer wanted to say."""
 
 Storage = Literal["dense", "bitmask", "int8", "bitmask+int8"]
 
@@ -67,11 +74,25 @@ class MaskedTensor(Frozen):
 
 
 class LayerRecord(Frozen):
-    """How a prunable layer of ``shape`` (out, in) is stored, and how many of its weights are zero."""
+    """How a prunable layer of ``shape`` (out, in) is stored, and how many of its weights are zero.
+
+    All experts that are kept in one tensor are one record, of ``shape`` (experts, rows, columns) as stored.
+    """
 
     storage: Storage
-    shape: tuple[PositiveInt, PositiveInt]
+    shape: tuple[PositiveInt, PositiveInt] | tuple[PositiveInt, PositiveInt, PositiveInt]
     zeros: NonNegativeInt
+
+    @model_validator(mode="after")
+    def _experts_are_not_quantized(self) -> Self:
+        if self.experts and self.int8:
+            raise ValueError("experts in one tensor are not stored in int8")
+        return self
+
+    @property
+    def experts(self) -> bool:
+        """Whether it is one tensor that holds the weights of all experts."""
+        return len(self.shape) == 3
 
     @property
     def int8(self) -> bool:
@@ -84,25 +105,40 @@ class LayerRecord(Frozen):
         return math.prod(self.shape)
 
 
+class DenseModel(Frozen):
+    """How many parameters the dense model has, tied ones counted once, and how many weights its prunable layers."""
+
+    parameters: PositiveInt
+    layer_weights: PositiveInt
+
+
 class Layout(Frozen):
     """The header of a variant."""
 
     format: Literal["poda-variant"] = "poda-variant"
-    version: Literal[1] = 1
+    version: Literal[1, 2] = 2
     dtype: Literal["float64", "float32", "bfloat16", "float16"]
     parameters: PositiveInt
     layers: dict[str, LayerRecord] = Field(min_length=1)
     masked: dict[str, MaskedTensor] = Field(default_factory=dict)
     tied: dict[str, str] = Field(default_factory=dict)
+    dense: DenseModel | None = None
     about: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _is_of_its_version(self) -> Self:
+        if self.version == 1 and (self.dense is not None or any(record.experts for record in self.layers.values())):
+            raise ValueError("version 1 has no experts in one tensor and no dense model")
+        return self
 
 
 @dataclass(frozen=True)
 class StoredSizes:
-    """What a variant takes on disk, in bytes, beside what its model takes in 16 bits.
+    """What a variant takes on disk, in bytes, beside what the dense model takes in 16 bits.
 
     ``pruned_layer_bytes`` counts weights, masks, codes and scales of the prunable layers, and no biases;
-    ``dense16`` is 2 bytes for every parameter, tied ones once.
+    ``dense16`` is 2 bytes for every parameter of the dense model, tied ones once. ``parameters`` and
+    ``pruned_layer_weights`` are those of the variant, fewer than the dense model's where its structure was pruned.
     """
 
     total_bytes: int
@@ -116,6 +152,8 @@ class StoredSizes:
 
 def weight_name(layer: str, record: LayerRecord) -> str:
     """The tensor that holds the weights of ``layer``: its codes where it is quantized."""
+    if record.experts:
+        return layer
     return f"{layer}.codes" if record.int8 else f"{layer}.weight"
 
 
@@ -155,7 +193,7 @@ def read_layout(folder: Path) -> tuple[Layout, dict[str, TensorEntry]]:
         place = ".".join(map(str, first["loc"]))
         if place in ("format", "version"):
             raise InputError(
-                f"{path} has {place} {first['input']!r}, and this Poda reads {FORMAT} version {VERSION}: "
+                f"{path} has {place} {first['input']!r}, and this Poda reads {FORMAT} versions 1 and {VERSION}: "
                 "use the Poda that wrote it, or make the variant again"
             ) from error
         raise _damaged(path, f"{place or 'its header'}: {first['msg']}") from error
@@ -175,7 +213,7 @@ def read_header(folder: Path) -> dict[str, Any]:
     Raises InputError as :func:`read_layout` does.
     """
     layout, _ = read_layout(folder)
-    own = layout.model_dump(mode="json", include={"format", "version", "dtype", "parameters", "layers"})
+    own = layout.model_dump(mode="json", include=set(OWN_FIELDS))
     return {**layout.about, **own}
 
 
@@ -194,8 +232,8 @@ def stored_sizes(folder: Path) -> StoredSizes:
         weight_file_bytes=(folder / VARIANT).stat().st_size,
         pruned_layer_bytes=layer_bytes,
         pruned_layer_weights=weights,
-        dense16_bytes=2 * layout.parameters,
-        dense16_pruned_layer_bytes=2 * weights,
+        dense16_bytes=2 * (layout.dense.parameters if layout.dense is not None else layout.parameters),
+        dense16_pruned_layer_bytes=2 * (layout.dense.layer_weights if layout.dense is not None else weights),
         parameters=layout.parameters,
     )
 
@@ -221,7 +259,7 @@ def _check_layer(path: Path, layer: str, record: LayerRecord, layout: Layout, te
     if shape is None:
         raise _damaged(path, f"{name} is missing")
     # A layer of transformers' Conv1D is stored as (in, out).
-    if record.shape != shape and (record.int8 or record.shape != shape[::-1]):
+    if record.shape != shape and (record.int8 or record.experts or record.shape != shape[::-1]):
         raise _damaged(path, f"{name} is of shape {shape} where {record.shape} was expected")
     scale = tensors.get(f"{layer}.scale")
     if record.int8 and (scale is None or scale.shape != record.shape[:1]):

@@ -1,6 +1,7 @@
 """What a pruning method may know of a layer's inputs: gathered over calibration batches, once per shared input."""
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypeVar
@@ -8,8 +9,9 @@ from typing import Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-from pruning.anatomy import LinearLayer
+from pruning.anatomy import ExpertLayer, LinearLayer, expert_tensors
 from pruning.errors import RunError
+from pruning.experts import ExpertTensor, ExpertWatch, one_expert_at_a_time
 from pruning.methods import Statistics
 
 _Result = TypeVar("_Result")
@@ -149,13 +151,15 @@ class Collector:
 
     Layers that are given the very same tensor share one statistic. The first batch shows which those are; if it calls
     every layer exactly once, later batches stop before the last matrix product, unless ``stop`` is false. ``norms`` are
-    gathered beside a Gram matrix where that is asked for.
+    gathered beside a Gram matrix where that is asked for. Experts in one tensor run one at a time meanwhile, and each
+    is given the tokens that were routed to it.
     """
 
     def __init__(
         self, layers: Sequence[LinearLayer], kind: Statistics, tokens: int, *, stop: bool = True, norms: bool = False
     ) -> None:
         self._layers = layers
+        self._experts = expert_tensors(layers)
         self._kind = kind
         self._tokens = tokens
         self._stop = stop
@@ -169,7 +173,9 @@ class Collector:
 
     def __enter__(self) -> Self:
         self._handles = [
-            layer.module.register_forward_pre_hook(self._hook(layer.name), with_kwargs=True) for layer in self._layers
+            layer.module.register_forward_pre_hook(self._hook(layer.name), with_kwargs=True)
+            for layer in self._layers
+            if not isinstance(layer, ExpertLayer)
         ]
         return self
 
@@ -184,7 +190,11 @@ class Collector:
         self._calls.clear()
         result: _Result | None = None
         try:
-            result = forward()
+            with ExitStack() as experts:
+                if self._experts:
+                    experts.enter_context(one_expert_at_a_time([tensor.module for tensor in self._experts]))
+                    experts.enter_context(ExpertWatch(self._experts, self._count_expert))
+                result = forward()
         except _EveryLayerSeenError:
             pass
         finally:
@@ -224,6 +234,15 @@ class Collector:
                 )
             return
         self._inputs[name] = (inputs, inputs._version)
+        self._add(name, inputs.reshape(-1, inputs.shape[-1]), self._tokens)
+
+    def _count_expert(self, tensor: ExpertTensor, expert: int, transposed: bool, inputs: Tensor) -> None:
+        tensor.learn(transposed=transposed)
+        self._add(f"{tensor.name}[{expert}]", inputs, 0)  # how many tokens will be routed to it is not known
+
+    def _add(self, name: str, inputs: Tensor, expected: int) -> None:
+        if not inputs.numel():
+            return
         if name not in self._gathered:
-            self._gathered[name] = _Inputs(self._kind, self._tokens, self._norms)
-        self._gathered[name].add(inputs.detach().reshape(-1, inputs.shape[-1]))
+            self._gathered[name] = _Inputs(self._kind, expected, self._norms)
+        self._gathered[name].add(inputs.detach())

@@ -174,7 +174,7 @@ def test_the_header_says_what_the_caller_and_the_format_say(tmp_path: Path) -> N
     save_artifact(model, TOKENIZER, tmp_path / "variant", {"recipe": "Wanda 50%", "identity": {"name": "tiny"}})
     header = read_header(tmp_path / "variant")
     assert (header["recipe"], header["identity"]) == ("Wanda 50%", {"name": "tiny"})
-    assert (header["format"], header["version"], header["dtype"]) == ("poda-variant", 1, "float32")
+    assert (header["format"], header["version"], header["dtype"]) == ("poda-variant", 2, "float32")
     assert len(header["layers"]) == 3 * LAYERS["gpt2"]
     assert header["layers"]["transformer.h.0.attn.c_attn"]["shape"] == [96, 32]
     with pytest.raises(ValueError, match="layers in the header"):
@@ -252,7 +252,9 @@ def _change_tensors(folder: Path, **changes: Tensor | None) -> None:
 @pytest.mark.parametrize(
     ("header", "why"),
     [
-        ({"version": 2}, "has version 2, and this Poda reads poda-variant version 1"),
+        ({"version": 3}, "has version 3, and this Poda reads poda-variant versions 1 and 2"),
+        ({"version": 1, "dense": {"parameters": 9, "layer_weights": 9}}, "version 1 has no"),
+        ({"dense": {"parameters": 9}}, r"dense\.layer_weights"),
         ({"format": "another"}, "has format 'another'"),
         ({"dtype": "int3"}, "dtype"),
         ({"parameters": 0}, "parameters"),
