@@ -213,7 +213,7 @@ def unpruned(model: nn.Module) -> list[Unpruned]:
     pruned = {layer.tensor.name if isinstance(layer, ExpertLayer) else f"{layer.name}.weight" for layer in layers}
     routers = {name for block in blocks for name in find_experts(block.module, f"{block.name}.")[1]}
     experts = {id(tensor.module) for tensor in expert_tensors(layers)}
-    vocabularies = {module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)}
+    vocabulary = max((m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)), default=0)
     first: dict[int, str] = {}
     left: list[Unpruned] = []
     for path, module in model.named_modules():
@@ -230,15 +230,15 @@ def unpruned(model: nn.Module) -> list[Unpruned]:
             elif id(module) in experts:
                 left.append(Unpruned(name, parameter.numel(), "biases of experts"))
             else:
-                left.append(Unpruned(name, parameter.numel(), _reason(module, parameter, vocabularies, inside)))
+                left.append(Unpruned(name, parameter.numel(), _reason(module, parameter, vocabulary, inside)))
     return left
 
 
-def _reason(module: nn.Module, parameter: Tensor, vocabularies: set[int], inside: bool) -> str:
+def _reason(module: nn.Module, parameter: Tensor, vocabulary: int, inside: bool) -> str:
     if isinstance(module, nn.Embedding):
         return "embedding"
     if isinstance(module, nn.Linear | Conv1D) and not inside:
-        head = max(parameter.shape) in vocabularies
+        head = parameter.shape[1 if isinstance(module, Conv1D) else 0] == vocabulary
         return "output head" if head else "linear layer outside of the decoder blocks"
     if isinstance(module, _ConvNd):
         return "convolution"

@@ -20,13 +20,13 @@ _GROUPED = {**_PLAIN, "num_key_value_heads": 2, "head_dim": 8}
 _NAMED = {**_IDS, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "rotary_dim": 4}
 _ROUTED = {**_GROUPED, "num_experts_per_tok": 2}
 _LOCAL = {**_ROUTED, "num_local_experts": EXPERTS}
-_MOE = {**_ROUTED, "num_experts": EXPERTS, "moe_intermediate_size": 20}
+_MOE = {**_ROUTED, "num_experts": EXPERTS, "moe_intermediate_size": 24}
 _WINDOWS = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
 _LATENT = {
     **_ROUTED,
     "num_key_value_heads": 4,
     "head_dim": 4,
-    "moe_intermediate_size": 20,
+    "moe_intermediate_size": 24,
     "n_routed_experts": EXPERTS,
     "n_group": 2,
     "topk_group": 1,
@@ -107,10 +107,10 @@ ARCHITECTURES: dict[str, Callable[[], PretrainedConfig]] = {
 }
 
 
-def architecture(name: str, seed: int = 0) -> nn.Module:
+def architecture(name: str, seed: int = 0, dtype: torch.dtype = torch.float32) -> nn.Module:
     """A random model of the architecture in eval mode, every parameter of which counts."""
     torch.manual_seed(seed)
-    model: nn.Module = AutoModelForCausalLM.from_config(ARCHITECTURES[name](), dtype=torch.float32)
+    model: nn.Module = AutoModelForCausalLM.from_config(ARCHITECTURES[name](), dtype=dtype)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():

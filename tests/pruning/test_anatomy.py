@@ -5,8 +5,9 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from pruning.anatomy import LinearLayer, decoder_blocks, prunable_layers
+from pruning.anatomy import LinearLayer, Unpruned, decoder_blocks, prunable_layers, unpruned
 from pruning.errors import InputError
+from tests.pruning.architectures import architecture
 from tests.pruning.tiny import CONFIGS, LAYERS, tiny_model
 
 
@@ -67,3 +68,56 @@ def test_the_outermost_list_with_the_most_weights_wins() -> None:
 def test_a_model_without_blocks_is_refused(model: nn.Module) -> None:
     with pytest.raises(InputError, match="no list of decoder blocks"):
         decoder_blocks(model)
+
+
+@pytest.mark.parametrize(
+    ("model", "left"),
+    [
+        (
+            "llama",
+            [
+                ("model.embed_tokens.weight", 96 * 32, "embedding"),
+                ("lm_head.weight", 0, "tied: it is model.embed_tokens.weight"),
+            ],
+        ),
+        (
+            "qwen2",
+            [("model.embed_tokens.weight", 96 * 32, "embedding"), ("lm_head.weight", 96 * 32, "output head")],
+        ),
+        (
+            "opt",
+            [
+                ("model.decoder.embed_tokens.weight", 96 * 16, "embedding"),
+                ("model.decoder.embed_positions.weight", 66 * 32, "embedding"),
+                ("model.decoder.project_out.weight", 32 * 16, "linear layer outside of the decoder blocks"),
+                ("model.decoder.project_in.weight", 16 * 32, "linear layer outside of the decoder blocks"),
+                ("lm_head.weight", 0, "tied: it is model.decoder.embed_tokens.weight"),
+            ],
+        ),
+        (
+            "gpt_oss",
+            [
+                ("model.embed_tokens.weight", 96 * 32, "embedding"),
+                *(
+                    (f"model.layers.{block}.mlp.{name}", weights, reason)
+                    for block in range(2)
+                    for name, weights, reason in (
+                        ("router.weight", 6 * 32, "router"),
+                        ("experts.gate_up_proj_bias", 6 * 96, "biases of experts"),
+                        ("experts.down_proj_bias", 6 * 32, "biases of experts"),
+                    )
+                ),
+                ("lm_head.weight", 96 * 32, "output head"),
+            ],
+        ),
+    ],
+)
+def test_what_is_not_pruned_is_listed_with_its_reason(model: str, left: list[tuple[str, int, str]]) -> None:
+    assert unpruned(architecture(model)) == [Unpruned(*entry) for entry in left]
+
+
+def test_convolutions_and_matrices_of_no_layer_are_listed_as_such() -> None:
+    reasons = {entry.name: entry.reason for entry in unpruned(architecture("recurrent_gemma"))}
+    inside = "model.layers.0.temporal_block"
+    assert reasons[f"{inside}.conv_1d.weight"] == "convolution"
+    assert reasons[f"{inside}.rg_lru.input_gate_weight"] == "parameter of RecurrentGemmaRglru, which is no linear layer"

@@ -32,14 +32,14 @@ from tests.pruning.tiny import CONFIGS, LAYERS, tiny_ids, tiny_model
 TOKENIZER = tiny_tokenizer()
 
 
-def _recipe(sparsity: float = 0.0, int8: bool = False) -> Recipe:
+def recipe(sparsity: float = 0.0, int8: bool = False) -> Recipe:
     return Recipe(
         prune=PruneStep(method="magnitude", sparsity=sparsity) if sparsity else None,
         quantize=QuantizeStep(scheme="int8") if int8 else None,
     )
 
 
-def _save(
+def save(
     folder: Path,
     family: str = "llama",
     dtype: torch.dtype = torch.bfloat16,
@@ -47,12 +47,12 @@ def _save(
     int8: bool = False,
 ) -> nn.Module:
     model = tiny_model(family, dtype=dtype)
-    compress(model, _recipe(sparsity, int8), None)
+    compress(model, recipe(sparsity, int8), None)
     save_artifact(model, TOKENIZER, folder, {"recipe": "as asked"})
     return model
 
 
-def _assert_same(found: nn.Module, saved: nn.Module) -> None:
+def assert_same(found: nn.Module, saved: nn.Module) -> None:
     expected, state = saved.state_dict(), found.state_dict()
     assert state.keys() == expected.keys()
     for name, tensor in expected.items():
@@ -72,9 +72,9 @@ def _buffers(model: nn.Module) -> Iterator[Tensor]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("family", CONFIGS)
 def test_every_family_comes_back_bit_for_bit(family: str, dtype: torch.dtype, int8: bool, tmp_path: Path) -> None:
-    saved = _save(tmp_path / "variant", family, dtype, int8=int8)
+    saved = save(tmp_path / "variant", family, dtype, int8=int8)
     found, _ = rebuild(tmp_path / "variant")
-    _assert_same(found, saved)
+    assert_same(found, saved)
     with torch.no_grad():
         assert torch.equal(found(tiny_ids()).logits, saved(tiny_ids()).logits)
     assert not found.training
@@ -118,7 +118,7 @@ def test_a_layer_takes_the_smaller_of_dense_and_bitmask(tmp_path: Path) -> None:
 def test_sizes_follow_from_the_format(dtype: torch.dtype, sparsity: float, int8: bool, tmp_path: Path) -> None:
     model = tiny_model("llama", dtype=dtype)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    compress(model, _recipe(sparsity, int8), None)
+    compress(model, recipe(sparsity, int8), None)
     save_artifact(model, TOKENIZER, tmp_path / "variant", {})
     item, expected, weights = (1 if int8 else dtype.itemsize), 0, 0
     for name, module in model.named_modules():
@@ -146,14 +146,14 @@ def test_the_gates_of_half_the_weights_gone(tmp_path: Path) -> None:
     """Half of the weights in 16 bits: 1/16 + 1/2 of dense. In int8, with a scale a row: 1/16 + 1/4 + 1/columns."""
     for int8, gate in ((False, 0.60), (True, 0.35)):
         model = tiny_model("llama", dtype=torch.bfloat16)
-        compress(model, _recipe(0.5, int8), None)
+        compress(model, recipe(0.5, int8), None)
         save_artifact(model, TOKENIZER, tmp_path / "variant", {})
         sizes = stored_sizes(tmp_path / "variant")
         assert sizes.pruned_layer_bytes <= gate * sizes.dense16_pruned_layer_bytes
 
 
 def test_the_folder_alone_is_enough_and_holds_no_more(tmp_path: Path) -> None:
-    saved = _save(tmp_path / "here" / "variant", int8=True)
+    saved = save(tmp_path / "here" / "variant", int8=True)
     shutil.move(tmp_path / "here" / "variant", tmp_path / "moved")
     assert sorted(file.name for file in (tmp_path / "moved").iterdir()) == [
         "config.json",
@@ -164,7 +164,7 @@ def test_the_folder_alone_is_enough_and_holds_no_more(tmp_path: Path) -> None:
     ]
     found, _ = rebuild(tmp_path / "moved")
     shutil.rmtree(tmp_path / "moved")
-    _assert_same(found, saved)
+    assert_same(found, saved)
     with torch.no_grad():
         assert torch.equal(found(tiny_ids()).logits, saved(tiny_ids()).logits)
 
@@ -182,9 +182,9 @@ def test_the_header_says_what_the_caller_and_the_format_say(tmp_path: Path) -> N
 
 
 def test_saving_again_replaces_the_variant(tmp_path: Path) -> None:
-    _save(tmp_path / "variant", "llama")
-    saved = _save(tmp_path / "variant", "gpt2")
-    _assert_same(rebuild(tmp_path / "variant")[0], saved)
+    save(tmp_path / "variant", "llama")
+    saved = save(tmp_path / "variant", "gpt2")
+    assert_same(rebuild(tmp_path / "variant")[0], saved)
     assert [path.name for path in tmp_path.iterdir()] == ["variant"]
 
 
@@ -198,17 +198,17 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with monkeypatch.context() as patched:
         patched.setattr(artifact, "save_file", full)
         with pytest.raises(RunError, match=r"disk is full: the variant variant.*remove variants.*PODA_HOME"):
-            _save(tmp_path / "variant")
+            save(tmp_path / "variant")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
     with pytest.raises(RunError, match=r"too full for the variant variant"):
-        _save(tmp_path / "variant")
+        save(tmp_path / "variant")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("int8", [False, True])
 def test_what_reads_back_otherwise_is_not_kept(int8: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One bit of one tensor at a time, written wrong."""
-    _save(tmp_path / "right", int8=int8)
+    save(tmp_path / "right", int8=int8)
     names = list(load_file(tmp_path / "right" / "variant.safetensors"))
     assert len(names) > 40
 
@@ -222,19 +222,23 @@ def test_what_reads_back_otherwise_is_not_kept(int8: bool, tmp_path: Path, monke
         with monkeypatch.context() as patched:
             patched.setattr(artifact, "save_file", save_wrong)
             with pytest.raises((RunError, InputError), match=r"read back|damaged"):
-                _save(tmp_path / "wrong", int8=int8)
+                save(tmp_path / "wrong", int8=int8)
         assert not (tmp_path / "wrong").exists()
 
 
 # What is wrong with a folder that is read
 
 
-def _change(folder: Path, **header: object) -> None:
+def change(folder: Path, **header: object) -> None:
     """Rewrite the variant with entries of its header replaced."""
-    path = folder / "variant.safetensors"
-    with safe_open(path, "pt") as file:
+    with safe_open(folder / "variant.safetensors", "pt") as file:
         own = json.loads(file.metadata()[HEADER_KEY])
-    save_file(load_file(path), path, {HEADER_KEY: json.dumps({**own, **header})})
+    rewrite(folder, {**own, **header})
+
+
+def rewrite(folder: Path, header: dict[str, object]) -> None:
+    path = folder / "variant.safetensors"
+    save_file(load_file(path), path, {HEADER_KEY: json.dumps(header)})
 
 
 def _change_tensors(folder: Path, **changes: Tensor | None) -> None:
@@ -270,8 +274,8 @@ def _change_tensors(folder: Path, **changes: Tensor | None) -> None:
     ],
 )
 def test_headers_that_say_something_else_are_refused(header: dict[str, object], why: str, tmp_path: Path) -> None:
-    _save(tmp_path / "variant")
-    _change(tmp_path / "variant", **header)
+    save(tmp_path / "variant")
+    change(tmp_path / "variant", **header)
     for read in (read_header, stored_sizes, rebuild):
         with pytest.raises(InputError, match=why):
             read(tmp_path / "variant")
@@ -297,14 +301,14 @@ QUERY = "model.layers.0.self_attn.q_proj"
     ],
 )
 def test_tensors_that_do_not_fit_are_named(changes: dict[str, Tensor | None], why: str, tmp_path: Path) -> None:
-    _save(tmp_path / "variant")
+    save(tmp_path / "variant")
     _change_tensors(tmp_path / "variant", **changes)
     with pytest.raises(InputError, match=why):
         rebuild(tmp_path / "variant")
 
 
 def test_quantized_layers_that_do_not_fit_are_named(tmp_path: Path) -> None:
-    _save(tmp_path / "variant", int8=True)
+    save(tmp_path / "variant", int8=True)
     _change_tensors(tmp_path / "variant", **{f"{QUERY}.scale": torch.zeros(31).bfloat16()})
     with pytest.raises(InputError, match="no scale for each of its 32 rows"):
         rebuild(tmp_path / "variant")
@@ -314,7 +318,7 @@ def test_quantized_layers_that_do_not_fit_are_named(tmp_path: Path) -> None:
 
 
 def test_a_configuration_of_another_model_is_found_out(tmp_path: Path) -> None:
-    _save(tmp_path / "variant", int8=True)
+    save(tmp_path / "variant", int8=True)
     path = tmp_path / "variant" / "config.json"
     config = json.loads(path.read_text())
     for changes, why in (
@@ -331,7 +335,7 @@ def test_a_configuration_of_another_model_is_found_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.5, 0.999])
 def test_a_file_cut_short_is_refused(share: float, tmp_path: Path) -> None:
-    _save(tmp_path / "variant")
+    save(tmp_path / "variant")
     path = tmp_path / "variant" / "variant.safetensors"
     whole = path.read_bytes()
     path.write_bytes(whole[: int(share * len(whole))])
@@ -351,7 +355,7 @@ def test_folders_that_are_no_variant_say_so(tmp_path: Path) -> None:
 
 def test_transformers_does_not_take_a_variant_for_its_own(tmp_path: Path) -> None:
     """It would find the packed layers missing and fill them with random numbers."""
-    _save(tmp_path / "variant")
+    save(tmp_path / "variant")
     with pytest.raises(OSError, match=r"no file named|does not appear"):
         AutoModelForCausalLM.from_pretrained(tmp_path / "variant")
     with pytest.raises(InputError, match="made by Poda"):
@@ -364,7 +368,7 @@ def test_transformers_does_not_take_a_variant_for_its_own(tmp_path: Path) -> Non
 @pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize("family", CONFIGS)
 def test_exports_give_the_same_logits_in_transformers(family: str, int8: bool, tmp_path: Path) -> None:
-    saved = _save(tmp_path / "variant", family, torch.float32, int8=int8)
+    saved = save(tmp_path / "variant", family, torch.float32, int8=int8)
     export_transformers(tmp_path / "variant", tmp_path / "plain")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "plain", dtype="auto")
     with torch.no_grad():
@@ -377,7 +381,7 @@ def test_exports_give_the_same_logits_in_transformers(family: str, int8: bool, t
 
 
 def test_an_export_keeps_dtype_and_tokenizer(tmp_path: Path) -> None:
-    _save(tmp_path / "variant", dtype=torch.bfloat16, int8=True)
+    save(tmp_path / "variant", dtype=torch.bfloat16, int8=True)
     export_transformers(tmp_path / "variant", tmp_path / "plain")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "plain", dtype="auto")
     assert AutoTokenizer.from_pretrained(tmp_path / "plain")("w3 w9").input_ids == [3, 9]
@@ -385,7 +389,7 @@ def test_an_export_keeps_dtype_and_tokenizer(tmp_path: Path) -> None:
 
 
 def test_an_export_does_not_overwrite(tmp_path: Path) -> None:
-    _save(tmp_path / "variant")
+    save(tmp_path / "variant")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").touch()
     for target in (tmp_path / "full", tmp_path / "full" / "mine", tmp_path / "variant"):
@@ -409,10 +413,10 @@ def test_the_bundled_model_meets_the_gates(tmp_path: Path) -> None:
                 weight = layer.weight()
                 removed = weight.abs().topk(weight.shape[1] // 2, dim=1, largest=False).indices
                 weight.scatter_(1, removed, 0)
-        compress(loaded.model, _recipe(0, int8), None)
+        compress(loaded.model, recipe(0, int8), None)
         save_artifact(loaded.model, loaded.tokenizer, tmp_path / "variant", {})
         sizes = stored_sizes(tmp_path / "variant")
         assert sizes.dense16_pruned_layer_bytes == 2 * 106_168_320
         assert sizes.pruned_layer_bytes <= gate * sizes.dense16_pruned_layer_bytes
         found, _ = rebuild(tmp_path / "variant")
-        _assert_same(found, loaded.model)
+        assert_same(found, loaded.model)
