@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -79,10 +80,13 @@ def test_every_weight_is_pruned_or_left_for_a_reason(name: str) -> None:
     assert bool(routers) == (name in EXPERT_LAYERS)
 
 
+@pytest.mark.parametrize("attention", ["as it comes", "eager"])
 @pytest.mark.parametrize("name", ARCHITECTURES)
 @torch.no_grad()
-def test_replayed_blocks_are_the_model_bit_for_bit(name: str) -> None:
-    model = architecture(name)
+def test_replayed_blocks_are_the_model_bit_for_bit(name: str, attention: str) -> None:
+    model: Any = architecture(name)
+    if attention == "eager":  # which is handed masks where the other is told there is nothing to mask
+        model.set_attn_implementation(attention)
     blocks = decoder_blocks(model)
     expected: list[Tensor] = []
     handles = [

@@ -190,6 +190,13 @@ def test_a_sample_keeps_the_dtype_of_the_inputs() -> None:
     assert result.dtype == torch.bfloat16
 
 
+def test_a_layer_that_is_called_with_no_token_at_all_was_given_nothing() -> None:
+    block = Block()
+    with collector(block) as listening, torch.no_grad():
+        listening.run(lambda: block(torch.ones(0, 4)))
+    assert listening.results()["c"] == Observed(statistic=None, sample=None, tokens=0)
+
+
 @pytest.mark.parametrize("kind", ["none", "norms", "gram"])
 def test_without_stopping_one_pass_collects_and_gives_what_the_block_puts_out(kind: Statistics) -> None:
     block = Block()
