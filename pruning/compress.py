@@ -104,11 +104,10 @@ def _walk(
             if finished is None:
                 seen = collect(stage, replay, index, block, kind, tick) if replay is not None else {}
                 done = transform_block(block, seen, recipe, shares, tick)
-                tensors = {name: tensor for one in done for name, tensor in one.tensors().items()}
-                finished = Finished(tensors, tuple(one.report for one in done), time.perf_counter() - started)
+                finished = Finished.of(done, time.perf_counter() - started)
                 if checkpoint is not None:
                     finished.save(checkpoint, index)
-                del done, tensors, seen
+                del done, seen
             else:
                 earlier, resumed = earlier + finished.seconds, resumed + 1
             for layer in block.layers:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from pruning.anatomy import decoder_blocks
+from pruning.anatomy import Block, decoder_blocks
 from pruning.calibration import Windows
 from pruning.checkpoint import Checkpoint
 from pruning.methods import Statistics
@@ -93,17 +93,22 @@ def compress_shared(
             seen = collect_and_propagate(stage, replay, index, block, kind, tick)
             common = time.perf_counter() - started
             for order, recipe, share, indices in zip(orders, recipes, shares, missing, strict=True):
-                if index not in indices:
-                    continue
-                done = transform_block(block, dict(seen), recipe, share, tick)
-                tensors = {name: tensor for one in done for name, tensor in one.tensors().items()}
-                # Each variant notes what the block cost all of them; its own work is in the reports of its layers.
-                finished = Finished(tensors, tuple(one.report for one in done), common)
-                if order.checkpoint is not None:
-                    finished.save(order.checkpoint, index)
-                else:
-                    for layer in block.layers:
-                        put(model, layer, tensors)
-                    layers += finished.layers
+                if index in indices:
+                    done = transform_block(block, dict(seen), recipe, share, tick)
+                    # Each variant notes what the block cost all of them; its own work is in the layers' reports.
+                    layers += _deliver(model, block, index, order, Finished.of(done, common))
+                    # Before the next variant's: one of them is in memory at a time.
+                    del done
+            del seen
         progress(PHASE, index + 1, total, UNIT)
     return layers
+
+
+def _deliver(model: nn.Module, block: Block, index: int, order: Order, finished: Finished) -> tuple[LayerReport, ...]:
+    """Keep a block of an order; the reports of one that goes into the model."""
+    if order.checkpoint is not None:
+        finished.save(order.checkpoint, index)
+        return ()
+    for layer in block.layers:
+        put(model, layer, finished.tensors)
+    return finished.layers

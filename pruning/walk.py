@@ -35,6 +35,12 @@ class Finished:
     layers: tuple[LayerReport, ...]
     seconds: float
 
+    @classmethod
+    def of(cls, layers: Sequence[Transformed], seconds: float) -> "Finished":
+        """A block of which every layer is done."""
+        tensors = {name: tensor for layer in layers for name, tensor in layer.tensors().items()}
+        return cls(tensors, tuple(layer.report for layer in layers), seconds)
+
     def save(self, checkpoint: Checkpoint, index: int) -> None:
         """Keep this as block ``index``."""
         report = {"layers": [asdict(layer) for layer in self.layers], "seconds": self.seconds}
