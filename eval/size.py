@@ -1,4 +1,4 @@
-"""How large a variant is: on disk, in memory, and how many of its weights are zero."""
+"""How large a variant is: on disk, in memory, and how many of the dense model's weights are removed."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -18,18 +18,21 @@ def size_figures(model: nn.Module, sizes: "StoredSizes") -> dict[str, Figure]:
     """Bytes of the saved artifact and of the loaded ``model``, bits a weight, and zeros as counted in the weights.
 
     ``size_on_disk`` is the whole folder, ``size_of_pruned_layers`` what the pruned layers take of it, and
-    ``bits_per_weight`` 8 × bytes of the weight file over the parameters of the model. ``sparsity`` is the share of
-    zeros in the prunable layers, ``sparsity_of_model`` in all parameters, tied ones counted once.
+    ``bits_per_weight`` 8 × bytes of the weight file over the parameters of the model. ``sparsity`` is the share of the
+    dense model's weights in prunable layers that are removed: zero, or gone with a smaller layer. ``sparsity_of_model``
+    is that share of all its parameters, tied ones counted once.
     """
     counts = [(count_zeros(weight), weight.numel()) for _, weight in prunable_weights(model)]
     whole = [(count_zeros(weight), weight.numel()) for weight in _all_weights(model)]
+    gone = sizes.dense16_pruned_layer_bytes // 2 - sizes.pruned_layer_weights
+    gone_of_model = sizes.dense16_bytes // 2 - sizes.parameters
     return {
         "size_on_disk": Figure(value=sizes.total_bytes, unit="bytes"),
         "size_of_pruned_layers": Figure(value=sizes.pruned_layer_bytes, unit="bytes"),
         "bits_per_weight": Figure(value=8 * sizes.weight_file_bytes / sizes.parameters, unit="bits"),
         "resident_size": Figure(value=resident_bytes(model), unit="bytes"),
-        "sparsity": Figure(value=_share(counts), unit="fraction"),
-        "sparsity_of_model": Figure(value=_share(whole), unit="fraction"),
+        "sparsity": Figure(value=_removed(counts, gone), unit="fraction"),
+        "sparsity_of_model": Figure(value=_removed(whole, gone_of_model), unit="fraction"),
     }
 
 
@@ -69,5 +72,5 @@ def _all_weights(model: nn.Module) -> Iterator[Tensor]:
                 yield module.bias
 
 
-def _share(counts: list[tuple[int, int]]) -> float:
-    return sum(zeros for zeros, _ in counts) / sum(numel for _, numel in counts)
+def _removed(counts: list[tuple[int, int]], gone: int) -> float:
+    return (sum(zeros for zeros, _ in counts) + gone) / (sum(numel for _, numel in counts) + gone)

@@ -53,7 +53,7 @@ class ModelIdentity:
 
 @dataclass
 class LoadedModel:
-    """A model in eval mode on its device, without gradients."""
+    """A model in eval mode, without gradients, and the ``device`` it is to compute on."""
 
     model: nn.Module
     tokenizer: Any
@@ -64,9 +64,17 @@ class LoadedModel:
 
 
 def load_model(
-    reference: ModelReference, *, device: str, dtype: str, cache: Path, progress: Progress = silent
+    reference: ModelReference,
+    *,
+    device: str,
+    dtype: str,
+    cache: Path,
+    resident: bool = True,
+    progress: Progress = silent,
 ) -> LoadedModel:
     """Load ``reference`` on ``device`` in ``dtype`` (both may be "auto").
+
+    What is not ``resident`` stays in the host's memory, for work that takes it to the device block by block.
 
     Bundled and GGUF models are converted once into a folder under ``cache``. Only the hub uses the network, and no
     code that comes with a model is run. Raises InputError for what cannot be loaded, RunError for a full disk or too
@@ -86,8 +94,9 @@ def load_model(
         discard(folder)
         folder = _folder(reference, cache, progress)
         model = _load(folder, str(reference), number_format)
-    with reading(str(reference), "choose another --device"):
-        model = model.to(place)
+    if resident:
+        with reading(str(reference), "choose another --device"):
+            model = model.to(place)
     tokenizer = load_tokenizer(folder)
     progress(PHASE, 1, 1, "models")
     files = weight_files(folder)

@@ -20,7 +20,9 @@ class Method:
     Gram matrix XᵀX. ``patterns`` are the N:M patterns it offers beside unstructured sparsity. ``kind`` is what it
     removes: single weights, the width of blocks, or whole blocks. ``seeded`` methods draw random numbers, and their
     function takes a ``generator``. Those of ``scope`` "model" spread a sparsity over all layers themselves; for others
-    ``allocations`` are the ways there are. ``cost`` says in words what its time goes by.
+    ``allocations`` are the ways there are. ``cost`` says in words what its time goes by. ``shared_up_to`` is the
+    sparsity, without a pattern, up to which statistics of the dense model were measured to cost nothing worth naming;
+    None where they never were.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Method:
     seeded: bool = False
     scope: Literal["layer", "model"] = "layer"
     allocations: tuple[str, ...] = ("uniform", "owl", "sensitivity")
+    shared_up_to: float | None = None
 
     @property
     def needs_calibration(self) -> bool:
@@ -66,6 +69,7 @@ METHODS: dict[str, Method] = {
             summary="removes the weights that matter least once multiplied by how strong their input is",
             paper="Sun et al. 2023, A Simple and Effective Pruning Approach for LLMs (arXiv 2306.11695)",
             cost="two passes over the calibration text",
+            shared_up_to=0.5,
         ),
         Method(
             name="sparsegpt",
@@ -75,6 +79,7 @@ METHODS: dict[str, Method] = {
             summary="removes weights one column at a time and adjusts the kept ones to make up for it",
             paper="Frantar and Alistarh 2023, SparseGPT (arXiv 2301.00774)",
             cost="two passes over the calibration text, and one solve a layer",
+            shared_up_to=0.3,
         ),
     )
 }

@@ -1,5 +1,6 @@
 """Sizes and zeros, against counts done by hand."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -62,6 +63,26 @@ def test_sparsity_counts_the_zeros_of_the_prunable_layers(make: Any, quantized: 
     assert figures["sparsity"].value == (zeros + extra) / weights
     assert figures["sparsity_of_model"].value == (already_zero + zeros + extra) / parameters
     assert figures["sparsity"].unit == figures["sparsity_of_model"].unit == "fraction"
+
+
+def test_weights_that_went_with_smaller_layers_are_removed_too() -> None:
+    """A model of fewer weights than the dense one: what is gone counts as zeros do."""
+    model = llama()
+    weights = sum(layer.weight().numel() for block in decoder_blocks(model) for layer in block.layers)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    already_zero = sum(int((parameter == 0).sum()) for parameter in model.parameters())
+    zeros = prune_first_rows(model, 3)
+    stored = replace(
+        STORED,
+        pruned_layer_weights=weights,
+        parameters=parameters,
+        dense16_pruned_layer_bytes=2 * (weights + 1000),
+        dense16_bytes=2 * (parameters + 1100),
+    )
+    figures = size_figures(model, stored)
+    assert figures["sparsity"].value == pytest.approx(1 - (weights - zeros) / (weights + 1000), rel=1e-12)
+    kept = parameters - already_zero - zeros
+    assert figures["sparsity_of_model"].value == pytest.approx(1 - kept / (parameters + 1100), rel=1e-12)
 
 
 def test_prunable_weights_have_the_names_they_had_before_quantization() -> None:

@@ -179,3 +179,16 @@ def test_too_little_memory_is_said_with_the_lever(tmp_path: Path, monkeypatch: p
 def test_a_device_that_is_not_here_is_said_before_anything_is_read(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is no device"):
         load_model(parse_reference("owner/name"), device="toaster", dtype="auto", cache=tmp_path)
+
+
+@pytest.mark.parametrize(("resident", "where"), [(True, "meta"), (False, "cpu")])
+def test_a_model_stays_on_the_host_where_work_takes_it_to_the_device_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resident: bool, where: str
+) -> None:
+    """A device without memory of its own stands in for a GPU."""
+    tiny_folder(tmp_path / "tiny")
+    monkeypatch.setattr(models, "choose_device", lambda name: torch.device("meta"))
+    asked = {"device": "cuda", "dtype": "float32", "cache": tmp_path / "cache"}
+    loaded = load_model(parse_reference(str(tmp_path / "tiny")), **asked, resident=resident)
+    assert loaded.device == torch.device("meta")
+    assert {parameter.device.type for parameter in loaded.model.parameters()} == {where}
