@@ -79,7 +79,7 @@ def main() -> int:
                 )
     ratio = took / slowest
     print(
-        f"{len(asked)} variants together {took:.1f} s over the slowest alone {slowest:.1f} s: ×{ratio:.2f} (at most {LIMIT})"
+        f"{len(asked)} together {took:.1f} s, the slowest alone {slowest:.1f} s: ×{ratio:.2f} (at most {LIMIT})"
     )
     return int(ratio > LIMIT)
 
