@@ -26,6 +26,7 @@ from pruning.walk import (
     propagate,
     shares_of,
     statistics_of,
+    subjects_of,
     ticker,
     transform_block,
 )
@@ -103,7 +104,7 @@ def _walk(
             finished = Finished.load(checkpoint, index) if checkpoint is not None else None
             if finished is None:
                 seen = collect(stage, replay, index, block, kind, tick) if replay is not None else {}
-                done = transform_block(block, seen, recipe, shares, tick)
+                done = transform_block(subjects_of(block, seen), recipe, shares, tick)
                 finished = Finished.of(done, time.perf_counter() - started)
                 if checkpoint is not None:
                     finished.save(checkpoint, index)

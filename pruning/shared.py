@@ -26,6 +26,7 @@ from pruning.walk import (
     effective,
     shares_of,
     statistics_of,
+    subjects_of,
     ticker,
     transform_block,
 )
@@ -91,15 +92,16 @@ def compress_shared(
         started = time.perf_counter()
         with stage.holding(block.module):
             seen = collect_and_propagate(stage, replay, index, block, kind, tick)
+            subjects = list(subjects_of(block, seen))
             common = time.perf_counter() - started
             for order, recipe, share, indices in zip(orders, recipes, shares, missing, strict=True):
                 if index in indices:
-                    done = transform_block(block, dict(seen), recipe, share, tick)
+                    done = transform_block(subjects, recipe, share, tick)
                     # Each variant notes what the block cost all of them; its own work is in the layers' reports.
                     layers += _deliver(model, block, index, order, Finished.of(done, common))
                     # Before the next variant's: one of them is in memory at a time.
                     del done
-            del seen
+            del subjects
         progress(PHASE, index + 1, total, UNIT)
     return layers
 

@@ -1,6 +1,6 @@
 """What every walk through the blocks of a model does: check, spread the sparsity, collect, propagate, keep."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from pruning.recipe import PruneStep, Recipe
 from pruning.replay import Replay
 from pruning.report import LayerReport
 from pruning.statistics import Collector, Observed
-from pruning.transform import UNSEEN, Transformed, transform
+from pruning.transform import UNSEEN, Subject, Transformed, examine, transform
 
 PHASE = "compressing"
 UNIT = "blocks"
@@ -163,14 +163,20 @@ def propagate(stage: Stage, replay: Replay, index: int, block: Block, tick: Tick
 
 
 def transform_block(
-    block: Block, seen: dict[str, Observed], recipe: Recipe, shares: dict[str, float], tick: Tick
+    subjects: Iterable[Subject], recipe: Recipe, shares: dict[str, float], tick: Tick
 ) -> list[Transformed]:
-    """What ``recipe`` makes of each layer of ``block``, which is left as it is; ``seen`` is used up."""
+    """What ``recipe`` makes of each layer of a block, which is left as it is."""
     done = []
-    for layer in block.layers:
-        done.append(transform(layer, block.name, seen.pop(layer.name, UNSEEN), recipe, shares.get(layer.name, 0.0)))
+    for subject in subjects:
+        done.append(transform(subject, recipe, shares.get(subject.layer.name, 0.0)))
         tick()
     return done
+
+
+def subjects_of(block: Block, seen: dict[str, Observed]) -> Iterator[Subject]:
+    """The layers of ``block`` with what they were given, which is used up: no statistic is kept longer than needed."""
+    for layer in block.layers:
+        yield examine(layer, block.name, seen.pop(layer.name, UNSEEN))
 
 
 def ticker(progress: Progress, index: int, total: int) -> Tick:

@@ -12,7 +12,8 @@ from pruning.methods import METHODS
 from pruning.quantize.int8 import Int8Linear
 from pruning.recipe import PruneStep, QuantizeStep, Recipe
 from pruning.statistics import Observed
-from pruning.transform import UNSEEN, norms_of, put, transform
+from pruning.transform import UNSEEN, Transformed, examine, norms_of, put
+from pruning.transform import transform as transform_subject
 
 
 class Holder(nn.Module):
@@ -31,6 +32,10 @@ def layer_of(weight: Tensor) -> tuple[Holder, LinearLayer]:
 def observed(inputs: Tensor, kind: str = "norms") -> Observed:
     statistic = inputs.norm(dim=0) if kind == "norms" else inputs.T @ inputs
     return Observed(statistic, inputs, len(inputs))
+
+
+def transform(layer: LinearLayer, block: str, seen: Observed, asked: Recipe, share: float) -> Transformed:
+    return transform_subject(examine(layer, block, seen), asked, share)
 
 
 def recipe(method: str = "wanda", sparsity: float = 0.5, quantize: bool = False, seed: int = 0) -> Recipe:
@@ -140,3 +145,9 @@ def test_numbers_that_are_not_finite_name_block_and_layer(value: float) -> None:
     inputs[0, 0] = value
     with pytest.raises(RunError, match="what inner in block b was given on the calibration text"):
         transform(layer, "b", observed(inputs), recipe(), 0.5)
+
+
+def test_large_finite_numbers_are_not_taken_for_infinite_ones() -> None:
+    weight = torch.full((4, 8), 3e38)
+    _, layer = layer_of(weight)
+    assert examine(layer, "b", UNSEEN).dense.isfinite().all()
