@@ -2,6 +2,9 @@
 
 import json
 import os
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,17 +12,22 @@ import typer
 from pydantic import ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 
+from app.runs.checkpoints import start_from_nothing, unfinished
 from app.runs.plain import plainly
 from app.runs.queue import mark_lost
 from app.runs.report import summary, table
 from app.runs.spec import BUNDLED_ARTICLES, CalibrationSpec, EvaluationSpec, RunSpec
 from app.runs.store import RunState, Store
-from app.runs.sweep import NOTHING, identified
+from app.runs.sweep import NOTHING
 from app.runs.terminal import CANCELLED_EXIT, interruptible, run_here
+from app.runs.terminal_request import asked_for
+from app.runs.terminal_sweep import failures_of, sweep_here
+from app.status import going_on
+from pruning.allocation import ALLOCATIONS, UNIFORM
 from pruning.errors import CancelledError, InputError, RunError
 from pruning.methods import METHODS
 from pruning.quantize import SCHEMES
-from pruning.recipe import Pattern, PruneStep, QuantizeStep, Recipe
+from pruning.recipe import MAXIMUM_SPARSITY
 
 app = typer.Typer(
     help="How small and fast can this model get before it stops being good enough?",
@@ -29,6 +37,23 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+
+class Statistics(StrEnum):
+    """What can be asked for by name; without it the form of the command decides."""
+
+    SEQUENTIAL = "sequential"
+    SHARED = "shared"
+
+
+def _named(which: list[str]) -> str:
+    return ", ".join(which[:-1]) + " and " + which[-1] if len(which) > 1 else "".join(which)
+
+
+_STRUCTURED = [name for name, method in METHODS.items() if method.kind != "weights"]
+_SEEDED = [name for name, method in METHODS.items() if method.seeded]
+_OF_BLOCKS = f"; with {_named(_STRUCTURED)} of all weights in the blocks" if _STRUCTURED else ""
+_DRAWN = f", and what {_named(_SEEDED)} draws" if _SEEDED else ""
+_ALLOCATIONS = "; ".join(f"{name}: {allocation.summary}" for name, allocation in ALLOCATIONS.items())
 
 Json = Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write the record as JSON to this file.")]
 
@@ -52,10 +77,30 @@ def run(
     model: Annotated[
         str, typer.Option(metavar="MODEL", help="bundled, a folder, a .gguf file, or a hub id[@revision].")
     ],
-    method: Annotated[str, typer.Option(help=f"{NOTHING}, {', '.join(METHODS)}.")],
-    sparsity: Annotated[float | None, typer.Option(help="Share of weights to remove, 0 to 0.95.")] = None,
-    pattern: Annotated[str | None, typer.Option(metavar="N:M", help="Keep N of each M inputs: 2:4, 4:8.")] = None,
-    quantize: Annotated[str, typer.Option(help=f"{NOTHING}, {', '.join(SCHEMES)}.")] = NOTHING,
+    method: Annotated[str, typer.Option(metavar="METHOD,…", help=f"{NOTHING}, {', '.join(METHODS)}.")],
+    sparsity: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SHARE,…",
+            help=f"Share of weights to remove, 0 to {MAXIMUM_SPARSITY:g}{_OF_BLOCKS}.",
+        ),
+    ] = None,
+    pattern: Annotated[
+        str | None, typer.Option(metavar="N:M,…", help="Keep N of each M inputs: 2:4, 4:8; fixes the sparsity.")
+    ] = None,
+    quantize: Annotated[str, typer.Option(metavar="SCHEME,…", help=f"{NOTHING}, {', '.join(SCHEMES)}.")] = NOTHING,
+    allocation: Annotated[
+        str, typer.Option(metavar="ALLOCATION,…", help=f"How the sparsity is spread: {_ALLOCATIONS}.")
+    ] = UNIFORM,
+    statistics: Annotated[
+        Statistics | None,
+        typer.Option(
+            help="What methods that look at text know of it: sequential follows the model as it is pruned (a single "
+            "run's default), shared is the dense model's, one pass for all variants of a sweep. A sweep shares "
+            "where that was measured to cost nothing.",
+            show_default=False,
+        ),
+    ] = None,
     windows: Annotated[int, typer.Option(help="Windows of text to calibrate on.")] = 8,
     window_length: Annotated[int, typer.Option(help="Tokens in each calibration window.")] = 256,
     calibration: Annotated[
@@ -66,31 +111,46 @@ def run(
     ] = BUNDLED_ARTICLES,
     eval_windows: Annotated[int, typer.Option(help="Windows of text to measure on.")] = 16,
     eval_length: Annotated[int, typer.Option(help="Tokens in each of them.")] = 512,
-    seed: Annotated[int, typer.Option(help="Where the calibration windows are taken.")] = 0,
+    seed: Annotated[int, typer.Option(help=f"Where the calibration windows are taken{_DRAWN}.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16.")] = "auto",
     again: Annotated[bool, typer.Option("--again", help="Make it anew although it is finished.")] = False,
     json_file: Json = None,
 ) -> None:
-    """Make one variant of a model and measure it."""
+    """Make a variant of a model and measure it; several, where an option lists several values with commas."""
     try:
-        asked = {
-            "model": model,
-            "recipe": _recipe(method, sparsity, pattern, quantize),
+        texts = {
             "calibration": CalibrationSpec(source=calibration, windows=windows, length=window_length, seed=seed),
             "evaluation": EvaluationSpec(source=eval_text, windows=eval_windows, length=eval_length),
-            "device": device.strip().lower(),
-            "dtype": dtype.strip().lower(),
         }
-        spec = RunSpec.model_validate(asked)
     except ValidationError as error:
         raise plainly(error) from error
-    except ValueError as error:
-        raise InputError(str(error)) from error
+    asked = asked_for(
+        method=method,
+        sparsity=sparsity,
+        pattern=pattern,
+        quantize=quantize,
+        allocation=allocation,
+        statistics=statistics.value if statistics is not None else None,
+        model=model,
+        device=device.strip().lower(),
+        dtype=dtype.strip().lower(),
+        **texts,
+    )
     _check_writable(json_file)
-    spec = identified(spec)
     store = Store()
     mark_lost(store)
+    for spec in asked.specs if again else ():
+        start_from_nothing(store, spec.run_id)
+    if asked.left_out:
+        typer.echo(f"Left out, as there is no such combination: {', '.join(asked.left_out)}.", err=True)
+    if asked.sweep:
+        _sweep(store, asked.specs, again, json_file)
+    else:
+        _run(store, asked.specs[0], again, json_file)
+
+
+def _run(store: Store, spec: RunSpec, again: bool, json_file: Path | None) -> None:
     with interruptible() as cancel:
         ended = run_here(store, spec, cancel, again=again)
     record = store.record(ended.run.key)
@@ -98,10 +158,28 @@ def run(
     if ended.stuck:
         os._exit(CANCELLED_EXIT)
     if ended.run.state is RunState.CANCELLED:
-        _fail("Cancelled.", CANCELLED_EXIT)
+        left = unfinished(spec.run_id)
+        _fail(f"Cancelled. {going_on(left)}" if left is not None else "Cancelled.", CANCELLED_EXIT)
     if ended.run.state is not RunState.DONE:
         _fail(ended.run.error or f"The run is {ended.run.state}.", 2 if ended.refused else 1)
     typer.echo(summary(record))
+
+
+def _sweep(store: Store, specs: Sequence[RunSpec], again: bool, json_file: Path | None) -> None:
+    with interruptible() as cancel:
+        swept = sweep_here(store, specs, cancel, again=again)
+    records = [store.record(run.key) for run in swept.runs]
+    _write(json_file, records)
+    if records:
+        typer.echo(table(records))
+    if swept.stuck:
+        sys.stdout.flush()
+        os._exit(CANCELLED_EXIT)
+    if swept.cancelled:
+        left = unfinished(swept.runs[-1].run_id) if swept.runs else None
+        _fail(f"Cancelled. {going_on(left)}" if left is not None else "Cancelled.", CANCELLED_EXIT)
+    if swept.failed:
+        _fail(failures_of(swept, len(specs)), 1)
 
 
 @app.command()
@@ -140,20 +218,6 @@ def worker(device: Annotated[str, typer.Option()] = "auto") -> None:
     from app.runs.worker import work
 
     work(device)
-
-
-def _recipe(method: str, sparsity: float | None, pattern: str | None, quantize: str) -> Recipe:
-    scheme = QuantizeStep(scheme=quantize) if quantize != NOTHING else None
-    if method == NOTHING:
-        if pattern is not None or sparsity not in (None, 0):
-            raise InputError("method none removes nothing: leave out --sparsity and --pattern, or choose a method")
-        return Recipe(quantize=scheme)
-    parsed = Pattern.parse(pattern) if pattern is not None else None
-    if sparsity is None:
-        if parsed is None:
-            raise InputError(f"say how much {method} should remove: --sparsity 0.5, or --pattern 2:4")
-        sparsity = parsed.sparsity
-    return Recipe(prune=PruneStep(method=method, sparsity=sparsity, pattern=parsed), quantize=scheme)
 
 
 def _check_writable(file: Path | None) -> None:

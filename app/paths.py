@@ -39,6 +39,11 @@ def artifacts() -> Path:
     return home() / "artifacts"
 
 
+def checkpoints() -> Path:
+    """Blocks of variants that are not finished yet, a folder each."""
+    return home() / "checkpoints"
+
+
 def model_cache() -> Path:
     """Models converted once from another format, safe to delete."""
     return home() / "cache" / "models"

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
+from app.runs.checkpoints import Unfinished
 from app.runs.store import Run, RunState
 from app.wording import duration, figures, shortened, size
 from pruning.sources import BUNDLED
@@ -73,16 +74,28 @@ def progress_words(run: Run) -> str:
     return ", ".join(parts)
 
 
-def outcome_words(run: Run, results: pd.DataFrame) -> str:
-    """What became of a run that ended: its figures, or why there are none and what to do."""
+def outcome_words(run: Run, results: pd.DataFrame, left: Unfinished | None = None) -> str:
+    """What became of a run that ended: its figures, or why there are none and what to do.
+
+    ``left`` is what an attempt that was stopped left to go on from.
+    """
     if run.state is RunState.DONE:
         found = results[results["key"] == run.key]
         return _figures(found.iloc[0]) if not found.empty else "Measured again since"
     if run.state is RunState.LOST:
-        return "The worker was killed before this was finished. Nothing else was lost: run it again."
+        killed = "The worker was killed before this was finished."
+        return f"{killed} {going_on(left)}" if left is not None else f"{killed} Nothing else was lost: run it again."
     if run.state is RunState.CANCELLED:
-        return "Stopped before it was finished, as asked."
+        stopped = "Stopped before it was finished, as asked."
+        return f"{stopped} {going_on(left)}" if left is not None else stopped
     return run.error or "It stopped without saying why. The log of the worker may tell."
+
+
+def going_on(left: Unfinished) -> str:
+    """Where another attempt goes on: "Start again: it goes on at block 13 of 30." """
+    if left.total and left.done >= left.total:
+        return f"Start again: all {left.total} blocks are made, and it goes on with saving."
+    return f"Start again: it goes on at block {left.done + 1}{f' of {left.total}' if left.total else ''}."
 
 
 def _figures(row: "pd.Series[Any]") -> str:

@@ -68,6 +68,13 @@ def parse_share(text: str) -> float:
     return number
 
 
+def once_for_all(seconds: float | None, variants: int | None) -> str:
+    """What of a time went into work for several variants: "of which 20 s once for 12 variants"; empty for one alone."""
+    if seconds is None or variants is None or variants < 2:
+        return ""
+    return f"of which {duration(seconds)} once for {variants:,} variants"
+
+
 def counted(number: int, one: str, many: str | None = None) -> str:
     """ "1 run", "2 runs", "1,000 runs"."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"

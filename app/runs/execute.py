@@ -2,12 +2,14 @@
 
 import socket
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app import paths
+from app.runs.combinations import is_structured
 from app.runs.outcome import Outcome
 from app.runs.queue import folder_bytes
 from app.runs.spec import RunSpec
@@ -24,11 +26,12 @@ if TYPE_CHECKING:
     from pruning.models import LoadedModel
 
 
-def execute(spec: RunSpec, folder: Path, progress: Progress) -> Outcome:
+def execute(spec: RunSpec, folder: Path, progress: Progress, siblings: Sequence[RunSpec] = ()) -> Outcome:
     """Make the variant of ``spec`` in ``folder`` and measure what is there.
 
-    Imports torch. Raises InputError for what cannot be done, RunError for what went wrong while doing it, and lets
-    through what ``progress`` raises.
+    What was finished of it by an attempt before, or along with another run of the same statistics, is taken up;
+    blocks of ``siblings`` may be made along with it. Imports torch. Raises InputError for what cannot be done, RunError
+    for what went wrong while doing it, and lets through what ``progress`` raises.
     """
     reference = reference_of(spec)
     _use_network(_needs_network(spec, reference))
@@ -36,34 +39,45 @@ def execute(spec: RunSpec, folder: Path, progress: Progress) -> Outcome:
 
     import torch
 
+    from app.runs.compressing import make
     from eval.measure import measure
     from pruning.artifact import save_artifact
-    from pruning.compress import compress
     from pruning.models import load_model
-    from pruning.report import LayerReport
     from pruning.runtime import load_variant
 
-    seed = spec.calibration.seed if spec.calibration is not None else 0
+    seed = _seed(spec)
     torch.manual_seed(seed)
-    loaded = load_model(reference, device=spec.device, dtype=spec.dtype, cache=paths.model_cache(), progress=progress)
+    structured = is_structured(spec.recipe)
+    loaded = load_model(
+        reference,
+        device=spec.device,
+        dtype=spec.dtype,
+        cache=paths.model_cache(),
+        # Single weights are pruned block by block, each taken to the device in its turn.
+        resident=structured,
+        progress=progress,
+    )
     if spec.model_hash is not None and loaded.identity.file_hash != spec.model_hash:
         raise InputError(f"{spec.model} has changed since this run was asked for: ask for it anew")
     calibration, evaluation = _windows(spec, loaded)
-    layers: tuple[LayerReport, ...] = ()
-    seconds = 0.0
-    if spec.recipe != Recipe():
-        made = compress(loaded.model, spec.recipe, calibration, progress=progress)
-        layers, seconds = made.layers, made.seconds
+    made = make(spec, loaded, calibration, siblings, progress) if spec.recipe != Recipe() else None
+    if made is not None:
+        loaded.model = made.model
     progress("saving", 0, 1, "variants")
     header: dict[str, Any] = {
         "recipe": str(spec.recipe),
         "spec": spec.model_dump(mode="json"),
         "identity": asdict(loaded.identity),
     }
-    save_artifact(loaded.model, loaded.tokenizer, folder, header)
+    dense = (loaded.identity.parameters, loaded.identity.prunable_parameters) if structured else None
+    save_artifact(loaded.model, loaded.tokenizer, folder, header, dense=dense)
+    layers = [asdict(layer) for layer in made.layers] if made is not None else []
+    compression = made.provenance if made is not None else None
+    figures = made.figures if made is not None else {"compression_time": Figure(0.0, "s")}
+    phases = {"compressing": made.phase} if made is not None else {}
     identity, device, reason = loaded.identity, loaded.device, loaded.dtype_reason
     # What is measured is what was saved: the model it came from must not be in memory beside it.
-    del loaded
+    del loaded, made
     _free_memory()
     variant = load_variant(folder, device=device)
     progress("saving", 1, 1, "variants")
@@ -75,19 +89,28 @@ def execute(spec: RunSpec, folder: Path, progress: Progress) -> Outcome:
         **measurement.provenance,
         "model": {**asdict(identity), "kind": "language model", "source_kind": identity.kind},
         "calibration": calibration.provenance if calibration is not None else None,
+        "compression": compression,
         "dtype_reason": reason,
         "seed": seed,
         "host": socket.gethostname(),
     }
     return Outcome(
-        figures={**measurement.figures, "compression_time": Figure(seconds, "s")},
+        figures={**measurement.figures, **figures},
         provenance=provenance,
         collapsed=measurement.collapsed,
         sizes={**asdict(sizes), "source_bytes": identity.source_bytes, "source_name": identity.source_file},
-        layers=[asdict(layer) for layer in layers],
+        layers=layers,
         runtime=runtime,
         artifact_bytes=folder_bytes(folder),
+        phases=phases,
     )
+
+
+def _seed(spec: RunSpec) -> int:
+    """Of the calibration windows, or of a method that draws numbers and looks at no text."""
+    if spec.calibration is not None:
+        return spec.calibration.seed
+    return spec.recipe.prune.seed if spec.recipe.prune is not None else 0
 
 
 def _windows(spec: RunSpec, loaded: "LoadedModel") -> "tuple[Windows | None, Windows]":

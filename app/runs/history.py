@@ -5,8 +5,11 @@ from collections.abc import Mapping
 from sqlalchemy import select
 
 from app.runs import tables
+from app.runs.combinations import is_structured
+from app.runs.siblings import shares_statistics
 from app.runs.spec import RunSpec
 from app.runs.store import Store
+from pruning.allocation import UNIFORM
 
 PHASES = ("loading", "compressing", "saving", "scoring", "timing")
 
@@ -19,14 +22,21 @@ def phases_of(spec: RunSpec) -> tuple[str, ...]:
 def work_of(phase: str, spec: RunSpec) -> str:
     """A key that two runs share where this phase takes them the same time a unit of work."""
     parts: list[object] = [phase, spec.model_hash or f"{spec.model}@{spec.revision}", spec.device, spec.dtype]
+    prune = spec.recipe.prune
     quantize = spec.recipe.quantize.scheme if spec.recipe.quantize is not None else "none"
     if phase == "compressing":
-        prune = spec.recipe.prune
         calibration = spec.calibration
         parts += [prune.method if prune is not None else "none", quantize]
         parts += [calibration.windows, calibration.length] if calibration is not None else []
+        if prune is not None and prune.allocation != UNIFORM:
+            parts.append(prune.allocation)
+        if shares_statistics(spec):
+            parts.append("shared")
     elif phase in ("saving", "scoring", "timing"):
         parts.append(quantize)
+        if prune is not None and is_structured(spec.recipe):
+            # A smaller model is read and run in less time, which goes by how much smaller it is.
+            parts += [prune.method, prune.sparsity]
     if phase == "scoring":
         parts.append(spec.evaluation.length)
     return "/".join(str(part) for part in parts)

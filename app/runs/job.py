@@ -5,7 +5,7 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -13,10 +13,13 @@ from typing import Protocol
 from sqlalchemy.exc import SQLAlchemyError
 
 from app.runs import transitions
+from app.runs.checkpoints import discard, discard_if_empty
+from app.runs.combinations import is_structured
 from app.runs.history import expected_seconds
 from app.runs.outcome import Outcome
 from app.runs.progress import Tracker
 from app.runs.queue import artifact_folder, discard_partial
+from app.runs.siblings import shares_statistics
 from app.runs.spec import RunSpec
 from app.runs.store import Run, RunState, Store
 from app.runs.transitions import Position
@@ -30,9 +33,12 @@ log = logging.getLogger("poda")
 
 
 class Execute(Protocol):
-    """Makes the variant of a spec in ``folder`` and measures it; :func:`app.runs.execute.execute`."""
+    """Makes the variant of a spec in ``folder`` and measures it; :func:`app.runs.execute.execute`.
 
-    def __call__(self, spec: RunSpec, folder: Path, progress: Progress) -> Outcome: ...
+    ``siblings`` will be made after it from the same statistics: their blocks may be made on the way.
+    """
+
+    def __call__(self, spec: RunSpec, folder: Path, progress: Progress, siblings: Sequence[RunSpec]) -> Outcome: ...
 
 
 @dataclass(frozen=True)
@@ -89,6 +95,7 @@ def perform(
     run: Run,
     execute: Execute,
     *,
+    siblings: Sequence[RunSpec] = (),
     details: str,
     give_up: Callable[[], None],
     cancel: threading.Event | None = None,
@@ -96,7 +103,9 @@ def perform(
 ) -> Performed:
     """Execute a run that this process has taken, and record its end, whatever it is.
 
-    ``details`` is the log that a failure's message points to; ``watcher`` is given the tracker before work begins.
+    ``siblings`` are waiting or asked for beside it and share its statistics. ``details`` is the log that a failure's
+    message points to; ``watcher`` is given the tracker before work begins. What was finished of a run that comes to
+    nothing is kept, for the next attempt to go on from.
     """
     cancel = cancel or threading.Event()
     tracker = Tracker(expected_seconds(store, run.spec), cancel)
@@ -106,42 +115,54 @@ def perform(
     watch.start()
     refused = False
     try:
-        outcome = execute(run.spec, artifact_folder(run), tracker)
-        outcome = replace(outcome, phases=tracker.times())
+        outcome = execute(run.spec, artifact_folder(run), tracker, siblings)
+        outcome = replace(outcome, phases={**tracker.times(), **outcome.phases})
         state, error = _finished(store, run, outcome), None
     except CancelledError:
         state, error = RunState.CANCELLED, None
     except Exception as cause:
         log.exception("run %s (%s) failed", run.run_id, run.label)
-        state, error, refused = RunState.FAILED, failure_message(cause, details), isinstance(cause, InputError)
+        state, error, refused = (
+            RunState.FAILED,
+            failure_message(cause, details, run.spec),
+            isinstance(cause, InputError),
+        )
     finally:
         watch.stop()
     if state is not RunState.DONE:
         discard_partial(run)
+        discard_if_empty(run.run_id)
         transitions.end(store, run.key, state, error)
     return Performed(store.run(run.key), refused)
 
 
-def failure_message(cause: BaseException, details: str) -> str:
+def failure_message(cause: BaseException, details: str, spec: RunSpec | None = None) -> str:
     """What happened and what to do, in one or two sentences; the traceback is in the log only."""
     if isinstance(cause, InputError | RunError):
         return str(cause)
     words = (str(cause).strip() or type(cause).__name__).splitlines()[0].rstrip(".")
     out_of_memory = type(cause).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator" in words
     if isinstance(cause, MemoryError) or out_of_memory:
-        return (
-            "There was not enough memory: use fewer calibration windows, a shorter length, a 16-bit dtype, "
-            "or another device."
-        )
+        return f"There was not enough memory: use {_memory_levers(spec)}."
     if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
         return "The disk is full: remove variants that are not needed, or move PODA_HOME to a larger disk."
     return f"The run stopped on an error Poda did not foresee ({words}): details in {details}"
+
+
+def _memory_levers(spec: RunSpec | None) -> str:
+    levers = ["fewer calibration windows", "a shorter length", "a 16-bit dtype"]
+    if spec is not None and shares_statistics(spec):
+        levers.insert(0, "sequential statistics, which hold what one variant needs and not what all of them do")
+    if spec is not None and is_structured(spec.recipe):
+        levers.append("a smaller model, as the smaller variant is made beside the whole one")
+    return f"{', '.join(levers)}, or another device"
 
 
 def _finished(store: Store, run: Run, outcome: Outcome) -> RunState:
     """Record the result and drop the files of older attempts, which the new ones replace."""
     if not transitions.finish(store, run.key, outcome, artifact_folder(run)):
         return RunState.CANCELLED
+    discard(run.run_id)
     for older in store.attempts(run.run_id, [RunState.DONE]):
         if older.attempt < run.attempt and older.artifact is not None:
             transitions.forget_artifact(store, older.key)

@@ -9,6 +9,9 @@ from typing import Any
 
 from app.runs.spec import CalibrationSpec, EvaluationSpec, RunSpec
 from eval.figures import Figure
+from pruning.allocation import UNIFORM
+
+SEQUENTIAL = "sequential"
 
 
 @dataclass(frozen=True)
@@ -24,8 +27,11 @@ class Outcome:
     """A variant that was made, saved, loaded back and measured.
 
     ``provenance`` holds at least ``model`` (name, revision, file_hash), ``evaluation`` (text_sha256, windows,
-    length), ``dtype``, ``device_name``, ``host`` and ``versions``. ``sizes`` holds ``dense16_bytes``,
-    ``dense16_pruned_layer_bytes``, ``source_bytes``, ``source_name`` and ``parameters``; sizes are in bytes.
+    length), ``dtype``, ``device_name``, ``host`` and ``versions``; ``compression``, where something was compressed,
+    says among others how many variants were made ``together`` and what of the time was common to them
+    (``common_seconds``). ``phases`` are those whose time is not what went by, such as work done for several runs at
+    once. ``sizes`` holds ``dense16_bytes``, ``dense16_pruned_layer_bytes``, ``source_bytes``, ``source_name`` and
+    ``parameters``; sizes are in bytes.
     """
 
     figures: Mapping[str, Figure]
@@ -53,11 +59,16 @@ def flat_row(spec: RunSpec, outcome: Outcome) -> dict[str, Any]:
     """The columns of the results table, all but the key."""
     prune, quantize = spec.recipe.prune, spec.recipe.quantize
     provenance, sizes = outcome.provenance, outcome.sizes
+    compression = provenance.get("compression") or {}
     return {
         "model": provenance["model"]["name"],
         "method": prune.method if prune is not None else "none",
         "sparsity_asked": prune.sparsity if prune is not None else 0.0,
         "pattern": str(prune.pattern) if prune is not None and prune.pattern is not None else "",
+        "allocation": prune.allocation if prune is not None else UNIFORM,
+        "statistics": prune.statistics if prune is not None else SEQUENTIAL,
+        "made_together": compression.get("together"),
+        "common_seconds": compression.get("common_seconds"),
         "quantize": quantize.scheme if quantize is not None else "none",
         "dtype": provenance["dtype"],
         "device": provenance["device_name"],

@@ -12,10 +12,11 @@ def plainly(error: ValidationError) -> InputError:
     """The first thing that is wrong, named, with what would be right."""
     first = error.errors(include_url=False)[0]
     field = next((str(part) for part in reversed(first["loc"]) if isinstance(part, str)), "the request")
+    field = "sparsity" if field == "sparsities" else field
     if first["type"] == "value_error":
         return InputError(str(first["ctx"]["error"]))
     name, given = field.replace("_", " "), first.get("input")
-    if field in _RANGES:
+    if field in _RANGES and not first["type"].endswith("_parsing"):
         return InputError(f"{name} {given} is out of range: {_RANGES[field]}")
     limits = first.get("ctx", {})
     if "ge" in limits:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from app import paths
 from app.runs import transitions
+from app.runs.checkpoints import bytes_of_checkpoints, start_from_nothing
 from app.runs.processes import is_gone, start_worker
 from app.runs.spec import RunSpec
 from app.runs.store import ENDED, WORKING, Run, RunState, Store
@@ -26,16 +27,17 @@ class Submitted:
 
 @dataclass(frozen=True)
 class DiskUse:
-    """Bytes on disk: of the variants by run id, of converted models, and what is free."""
+    """Bytes on disk: of the variants by run id, of unfinished ones by run id, of converted models, and what is free."""
 
     variants: dict[str, int]
+    checkpoints: dict[str, int]
     model_cache: int
     free: int
 
     @property
     def total(self) -> int:
         """Bytes that Poda's files take."""
-        return sum(self.variants.values()) + self.model_cache
+        return sum(self.variants.values()) + sum(self.checkpoints.values()) + self.model_cache
 
 
 def submit(store: Store, specs: Sequence[RunSpec]) -> list[Submitted]:
@@ -55,8 +57,13 @@ def submit(store: Store, specs: Sequence[RunSpec]) -> list[Submitted]:
 
 
 def again(store: Store, key: int) -> Run:
-    """Another attempt at a run, under the same id; the one that waits or runs already where there is one."""
-    run, _ = transitions.add(store, store.run(key).spec, anew=True)
+    """Another attempt at a run, under the same id; the one that waits or runs already where there is one.
+
+    A run that was stopped goes on where it was, a finished one starts from nothing.
+    """
+    spec = store.run(key).spec
+    start_from_nothing(store, spec.run_id)
+    run, _ = transitions.add(store, spec, anew=True)
     return run
 
 
@@ -117,6 +124,7 @@ def disk_use(store: Store) -> DiskUse:
     """What Poda's files take on disk. Variants as they were recorded, so that this stays cheap with a thousand."""
     return DiskUse(
         variants=store.artifact_bytes(),
+        checkpoints=bytes_of_checkpoints(),
         model_cache=folder_bytes(paths.model_cache()),
         free=shutil.disk_usage(paths.home()).free,
     )

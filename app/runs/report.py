@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from app.wording import figures as significant
-from app.wording import percent, size
+from app.wording import once_for_all, percent, size
 
 
 def summary(record: Mapping[str, Any]) -> str:
     """What came of a run, a figure a line."""
     provenance, figures = record["provenance"], record["figures"]
+    compression = provenance.get("compression") or {}
     lines = [
         f"{record['recipe']}  {provenance['model']['name']}  run {record['run']}",
         f"{provenance['dtype']} on {provenance['device_name']} ({provenance['runtime']})",
@@ -24,6 +25,9 @@ def summary(record: Mapping[str, Any]) -> str:
             spread = f"  ({written(figure['low'], figure['unit'])} to {written(figure['high'], figure['unit'])})"
         elif figure.get("p95") is not None:
             spread = f"  (p95 {written(figure['p95'], figure['unit'])})"
+        elif name == "compression_time":
+            common = once_for_all(compression.get("common_seconds"), compression.get("together"))
+            spread = f"  ({common})" if common else ""
         lines.append(f"  {name.replace('_', ' ').ljust(width)}{written(figure['value'], figure['unit'])}{spread}")
     return "\n".join(lines)
 

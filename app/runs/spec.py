@@ -6,9 +6,11 @@ from typing import Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from pruning.recipe import Frozen, Recipe
+from pruning.recipe import Frozen, PruneStep, Recipe
 
 BUNDLED_ARTICLES = "articles"
+
+_LATER = {name: PruneStep.model_fields[name].default for name in ("allocation", "statistics", "seed")}
 
 
 class CalibrationSpec(Frozen):
@@ -68,8 +70,16 @@ class RunSpec(Frozen):
 
     @property
     def run_id(self) -> str:
-        """Twelve hexadecimal digits of the SHA-256 of the fields, files by content and not by path."""
+        """Twelve hexadecimal digits of the SHA-256 of the fields, files by content and not by path.
+
+        Fields of a pruning step that came later than others count only where they say something: the ids of recipes
+        that could be asked for before stay what they were.
+        """
         fields = self.model_dump(mode="json")
+        if fields["recipe"]["prune"] is not None:
+            for name, default in _LATER.items():
+                if fields["recipe"]["prune"][name] == default:
+                    del fields["recipe"]["prune"][name]
         if self.model_hash is not None:
             fields["model"] = None
         for text in (fields["calibration"], fields["evaluation"]):

@@ -154,6 +154,11 @@ class Store:
         with self.engine.connect() as connection:
             return {run_id: int(total) for run_id, total in connection.execute(query)}
 
+    def touch(self) -> None:
+        """Say that something a page shows changed outside of the database."""
+        with self.writer.begin() as connection:
+            tables.bump(connection, "changes")
+
     def version(self) -> int:
         """A count that grows whenever anything a page shows changed."""
         return self._counter("changes")

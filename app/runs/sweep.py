@@ -7,11 +7,13 @@ from typing import Literal, TypeVar
 
 from pydantic import ValidationError
 
+from app.runs.combinations import Combined, StatisticsChoice, combine, with_statistics
 from app.runs.plain import plainly
 from app.runs.spec import CalibrationSpec, EvaluationSpec, RunSpec
+from pruning.allocation import UNIFORM
 from pruning.errors import InputError
 from pruning.methods import METHODS
-from pruning.recipe import Frozen, Pattern, PruneStep, QuantizeStep, Recipe
+from pruning.recipe import Frozen, PruneStep, QuantizeStep, Recipe
 from pruning.sources import ModelReference, content_hash, parse_reference
 from pruning.texts import load_text, text_identity
 
@@ -21,15 +23,18 @@ TextSpec = TypeVar("TextSpec", CalibrationSpec, EvaluationSpec)
 
 
 class SweepRequest(Frozen):
-    """Every method at every sparsity and pattern, with every quantization, beside the dense model.
+    """Every method at every sparsity and pattern under every allocation, with every quantization, beside dense.
 
-    ``methods`` and ``quantize`` may hold "none"; method "none" asks for quantization alone.
+    ``methods`` and ``quantize`` may hold "none"; method "none" asks for quantization alone. The seed of ``calibration``
+    is also that of methods that draw random numbers.
     """
 
     model: str = "bundled"
     methods: tuple[str, ...] = ()
     sparsities: tuple[float, ...] = ()
     patterns: tuple[str, ...] = ()
+    allocations: tuple[str, ...] = (UNIFORM,)
+    statistics: StatisticsChoice = "auto"
     quantize: tuple[str, ...] = (NOTHING,)
     calibration: CalibrationSpec = CalibrationSpec()
     evaluation: EvaluationSpec = EvaluationSpec()
@@ -37,8 +42,8 @@ class SweepRequest(Frozen):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
 
     def specs(self) -> list[RunSpec]:
-        """Dense first. Raises InputError, in one sentence, when a combination cannot be made."""
-        pruning = [method for method in self.methods if method != NOTHING]
+        """Dense first. Raises InputError, in one sentence, when a method can be made in no combination."""
+        pruning = self._pruning()
         if pruning and not (self.sparsities or self.patterns):
             titles = ", ".join(METHODS[method].title if method in METHODS else method for method in pruning)
             raise InputError(f"{titles} needs at least one sparsity or pattern: choose how much to remove")
@@ -46,31 +51,33 @@ class SweepRequest(Frozen):
             raise InputError("A sparsity or pattern needs a method that removes weights: choose one")
         if not self.quantize:
             raise InputError('Choose at least one of the quantizations; "none" keeps 16 or 32 bits')
-        recipes = [Recipe()]
+        if not self.allocations:
+            raise InputError('Choose at least one of the allocations; "uniform" removes the same share everywhere')
+        steps: list[PruneStep | None] = [None] if NOTHING in self.methods or not self.methods else []
+        steps += self._combined().steps
         try:
-            shares: list[tuple[float, Pattern | None]] = [(share, None) for share in self.sparsities]
-            parsed = [Pattern.parse(pattern) for pattern in self.patterns]
-            shares += [(pattern.sparsity, pattern) for pattern in parsed]
-            steps: list[PruneStep | None] = [None] if NOTHING in self.methods or not self.methods else []
-            steps += [
-                PruneStep(method=method, sparsity=share, pattern=fixed)
-                for method, (share, fixed) in product(pruning, shares)
-            ]
             schemes = [QuantizeStep(scheme=name) if name != NOTHING else None for name in self.quantize]
-            recipes += [Recipe(prune=step, quantize=scheme) for step, scheme in product(steps, schemes)]
+            recipes = [Recipe(), *(Recipe(prune=step, quantize=scheme) for step, scheme in product(steps, schemes))]
             base = RunSpec(model=self.model, evaluation=self.evaluation, device=self.device, dtype=self.dtype)
         except ValidationError as error:
             raise plainly(error) from error
-        except ValueError as error:
-            raise InputError(str(error)) from error
+        recipes = with_statistics(list(dict.fromkeys(recipes)), self.statistics)
         base = identified(base)
         calibration = self.calibration
         if any(recipe.needs_calibration for recipe in recipes):
             calibration = identified_text(calibration)
-        specs = [
-            RunSpec(**{**dict(base), "recipe": recipe, "calibration": calibration}) for recipe in dict.fromkeys(recipes)
-        ]
+        specs = [RunSpec(**{**dict(base), "recipe": recipe, "calibration": calibration}) for recipe in recipes]
         return list({spec.run_id: spec for spec in specs}.values())
+
+    def left_out(self) -> list[str]:
+        """In words, what was asked for and cannot be combined. Raises InputError as :meth:`specs` does."""
+        return self._combined().left_out
+
+    def _pruning(self) -> list[str]:
+        return [method for method in self.methods if method != NOTHING]
+
+    def _combined(self) -> Combined:
+        return combine(self._pruning(), self.sparsities, self.patterns, self.allocations, self.calibration.seed)
 
 
 @dataclass(frozen=True)

@@ -23,16 +23,18 @@ from sqlalchemy import (
     create_engine,
     event,
     insert,
+    inspect,
     select,
     update,
 )
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+from sqlalchemy.schema import CreateColumn
 
 from app.paths import home, locks
 from pruning.errors import InputError
 
-LAYOUT = 1
+LAYOUT = 2
 BUSY_SECONDS = 20
 
 metadata = MetaData()
@@ -99,6 +101,11 @@ results = Table(
     Column("source_name", String(255)),
     Column("parameters", BigInteger),
     Column("versions", String(1024), nullable=False),
+    # From layout 2 on; what there was before was all made this way.
+    Column("allocation", String(32), nullable=False, server_default="uniform"),
+    Column("statistics", String(32), nullable=False, server_default="sequential"),
+    Column("made_together", Integer),
+    Column("common_seconds", Float),
 )
 
 figures = Table(
@@ -189,6 +196,9 @@ def _make_tables(engine: Engine) -> None:
                 for name, value in (("layout", LAYOUT), ("changes", 0), ("results", 0)):
                     if name not in known:
                         connection.execute(insert(counters).values(name=name, value=value))
+                if known.get("layout", LAYOUT) < LAYOUT:
+                    _add_missing_columns(connection)
+                    connection.execute(update(counters).where(counters.c.name == "layout").values(value=LAYOUT))
             break
         except DBAPIError:
             # Another process may be making the same tables; what it made is there the second time.
@@ -199,6 +209,15 @@ def _make_tables(engine: Engine) -> None:
             f"The database was made by a newer Poda (layout {known['layout']}, this one knows {LAYOUT}): "
             "update Poda, or set PODA_HOME to another folder."
         )
+
+
+def _add_missing_columns(connection: Connection) -> None:
+    """Bring the table of an older layout up to this one: each column that came later has a default or may be empty."""
+    there = {column["name"] for column in inspect(connection).get_columns(results.name)}
+    for column in results.columns:
+        if column.name not in there:
+            definition = CreateColumn(column).compile(dialect=connection.dialect)
+            connection.exec_driver_sql(f"ALTER TABLE {results.name} ADD COLUMN {definition}")
 
 
 def _set_up_sqlite(connection: Any, record: object) -> None:

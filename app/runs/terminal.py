@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -70,13 +70,14 @@ def run_here(
     cancel: threading.Event,
     *,
     again: bool = False,
+    siblings: Sequence[RunSpec] = (),
     execute: Execute | None = None,
     resolve: Callable[[str], str] = resolve_device,
 ) -> Ended:
     """Make and measure ``spec`` in this process, or find it finished.
 
-    Takes the lock that workers take and says so while it waits. Raises InputError for a device that is not here,
-    CancelledError when cancelled before the run began.
+    ``siblings`` will be asked for after it and share its statistics. Takes the lock that workers take and says so while
+    it waits. Raises InputError for a device that is not here, CancelledError when cancelled before the run began.
     """
     found = _finished(store, spec, again)
     if found is not None:
@@ -86,10 +87,10 @@ def run_here(
         run = _taken(store, spec, cancel, again)
         if run.state is not RunState.RUNNING:
             return Ended(run)
-        return _perform(store, run, execute or real_execute(), cancel)
+        return _perform(store, run, execute or real_execute(), cancel, siblings)
 
 
-def _perform(store: Store, run: Run, execute: Execute, cancel: threading.Event) -> Ended:
+def _perform(store: Store, run: Run, execute: Execute, cancel: threading.Event, siblings: Sequence[RunSpec]) -> Ended:
     """The work goes on in a thread of its own, so that this one hears Ctrl-C during a long native call."""
     details = paths.logs() / "terminal.log"
     handler = logging.FileHandler(details, encoding="utf-8")
@@ -104,7 +105,14 @@ def _perform(store: Store, run: Run, execute: Execute, cancel: threading.Event) 
     def work() -> None:
         ended.append(
             perform(
-                store, run, execute, details=str(details), give_up=stuck.set, cancel=cancel, watcher=trackers.append
+                store,
+                run,
+                execute,
+                siblings=siblings,
+                details=str(details),
+                give_up=stuck.set,
+                cancel=cancel,
+                watcher=trackers.append,
             )
         )
 

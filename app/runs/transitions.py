@@ -171,6 +171,18 @@ def held(store: Store) -> list[Held]:
     return [Held(key, Holder(host, pid, started), heartbeat) for key, host, pid, started, heartbeat in rows]
 
 
+def waiting(store: Store, device: str) -> list[RunSpec]:
+    """What runs of this machine that wait for ``device`` were asked for, in the order they will be made."""
+    runs = tables.runs
+    query = (
+        select(runs.c.spec)
+        .where(runs.c.state == "queued", runs.c.device == device, runs.c.home == store.home)
+        .order_by(runs.c.key)
+    )
+    with store.engine.connect() as connection:
+        return [RunSpec.model_validate_json(spec) for spec in connection.execute(query).scalars()]
+
+
 def waiting_devices(store: Store) -> list[str]:
     """Devices, as asked for, that runs of this machine wait for."""
     runs = tables.runs

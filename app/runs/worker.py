@@ -11,6 +11,7 @@ from app.runs import transitions
 from app.runs.job import Execute, failure_message, perform
 from app.runs.processes import device_lock, start_worker, this_process, worker_lock, worker_log
 from app.runs.queue import discard_partial, mark_lost
+from app.runs.siblings import shares_statistics, siblings_of
 from app.runs.store import Run, RunState, Store
 
 IDLE_SECONDS = 60.0
@@ -99,8 +100,9 @@ def _perform(store: Store, run: Run, execute: Execute, device: str, let_go: Call
             start_worker(device)
         os._exit(0)
 
+    siblings = siblings_of(run.spec, transitions.waiting(store, device)) if shares_statistics(run.spec) else []
     log.info("run %s attempt %d: %s", run.run_id, run.attempt, run.label)
-    performed = perform(store, run, execute, details=str(worker_log(device)), give_up=give_up)
+    performed = perform(store, run, execute, siblings=siblings, details=str(worker_log(device)), give_up=give_up)
     log.info("run %s is %s", run.run_id, performed.run.state)
 
 

@@ -4,6 +4,7 @@ import pandas as pd
 import streamlit as st
 
 from app.runs import queue
+from app.runs.checkpoints import unfinished
 from app.runs.store import ACTIVE, Run, RunState, Store
 from app.status import LOOKS, latest_attempts, names, outcome_words, progress_words, share_done
 from app.widgets.database import load_results
@@ -90,7 +91,7 @@ def _active_line(store: Store, run: Run, name: str) -> None:
 
 def _ended_line(store: Store, run: Run, name: str, results: pd.DataFrame) -> None:
     # Plain text: an error may repeat what a person or a file said.
-    words = outcome_words(run, results)
+    words = outcome_words(run, results, unfinished(run.run_id) if LOOKS[run.state].again else None)
     with st.container(key=f"run_{run.key}", gap="xsmall"):
         with st.container(horizontal=True, vertical_alignment="center", gap="small"):
             _recipe(run, name)

@@ -93,7 +93,7 @@ def test_the_preset_asks_for_its_runs_in_one_click(store: Store, workers: list[s
 def test_the_form_says_what_it_will_make_and_starts_it(store: Store) -> None:
     app = visit("Run")
     app.get_by_key("methods").set_value(["magnitude", "sparsegpt"])
-    app.multiselect(key="sparsities").set_value(["30%", "60%"])
+    app.multiselect(key="sparsities").set_value(["70%", "80%"])
     app.get_by_key("stored").set_value(["none", "int8"]).run()
     assert "9 variants, one of them the dense model to compare with" in words(app)
     app.button(key="start").click().run()
@@ -102,7 +102,7 @@ def test_the_form_says_what_it_will_make_and_starts_it(store: Store) -> None:
     assert labels == {"Dense"} | {
         f"{method} {share}{stored}"
         for method in ("Magnitude", "SparseGPT")
-        for share in ("30%", "60%")
+        for share in ("70%", "80%")
         for stored in ("", " + int8")
     }
 

@@ -210,7 +210,7 @@ def test_two_stores_at_once_wait_for_each_other(store: Store) -> None:
 
 def test_a_database_of_a_newer_layout_is_refused(store: Store, home: Path) -> None:
     with sqlite3.connect(home / "poda.sqlite3") as connection:
-        connection.execute("UPDATE counters SET value = 2 WHERE name = 'layout'")
+        connection.execute("UPDATE counters SET value = 3 WHERE name = 'layout'")
     connection.close()
     with pytest.raises(InputError, match="newer Poda"):
         Store()

@@ -13,7 +13,11 @@ from tests.app.factories import make_spec
 
 def test_a_sweep_is_dense_and_every_combination_once() -> None:
     request = SweepRequest(
-        methods=("magnitude", "wanda"), sparsities=(0.3, 0.5), patterns=("2:4",), quantize=("none", "int8")
+        methods=("magnitude", "wanda"),
+        sparsities=(0.3, 0.5),
+        patterns=("2:4",),
+        quantize=("none", "int8"),
+        statistics="sequential",
     )
     labels = [str(spec.recipe) for spec in request.specs()]
     expected = [

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -62,7 +62,7 @@ def serve(execute: job.Execute) -> None:
 def test_a_worker_makes_what_waits_in_order_and_goes(store: Store) -> None:
     made: list[str] = []
 
-    def execute(spec: RunSpec, folder: Path, progress: Progress) -> Outcome:
+    def execute(spec: RunSpec, folder: Path, progress: Progress, siblings: Sequence[RunSpec] = ()) -> Outcome:
         made.append(str(spec.recipe))
         return quick(spec, folder, progress)
 
@@ -144,7 +144,7 @@ def test_a_new_attempt_replaces_the_files_of_the_old_one_once_it_is_done(store: 
     old = store.runs()[0]
     queue.again(store, old.key)
 
-    def broken(spec: RunSpec, folder: Path, progress: Progress) -> Outcome:
+    def broken(spec: RunSpec, folder: Path, progress: Progress, siblings: Sequence[RunSpec] = ()) -> Outcome:
         folder.mkdir()
         raise RunError("broken")
 
@@ -166,7 +166,7 @@ def test_a_new_attempt_replaces_the_files_of_the_old_one_once_it_is_done(store: 
 
 
 def test_cancel_wins_over_a_result_that_came_at_the_same_moment(store: Store) -> None:
-    def execute(spec: RunSpec, folder: Path, progress: Progress) -> Outcome:
+    def execute(spec: RunSpec, folder: Path, progress: Progress, siblings: Sequence[RunSpec] = ()) -> Outcome:
         outcome = quick(spec, folder, progress)
         queue.cancel(store, run.key)
         return outcome
@@ -254,7 +254,7 @@ def test_two_workers_never_make_the_same_run_and_never_at_once(store: Store, sta
     at_once: list[int] = []
     guard = threading.Lock()
 
-    def execute(spec: RunSpec, folder: Path, progress: Progress) -> Outcome:
+    def execute(spec: RunSpec, folder: Path, progress: Progress, siblings: Sequence[RunSpec] = ()) -> Outcome:
         nonlocal running
         with guard:
             running += 1
