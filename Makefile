@@ -3,10 +3,11 @@
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 	"$$p" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && { echo "$$p"; break; }; done)
 VENV := .venv
+PEER := .venv-llmcompressor
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup setup-dev run test test-slow browser-test lint bench clean
+.PHONY: setup setup-dev run test test-slow browser-test lint bench bench-llmcompressor clean
 
 setup: $(VENV)/installed
 setup-dev: $(VENV)/installed-dev
@@ -44,5 +45,14 @@ bench: setup-dev
 	$(BIN)/python -m tests.bench.evaluate
 	$(BIN)/python -m tests.bench.pages
 
+# llmcompressor pins its own transformers, so it lives in an environment of its own.
+$(PEER)/installed: | $(VENV)/installed
+	$(PYTHON) -m venv $(PEER)
+	$(PEER)/bin/python -m pip install --quiet torch==2.13.0 llmcompressor==0.14.0.1
+	@touch $@
+
+bench-llmcompressor: setup-dev $(PEER)/installed
+	$(BIN)/python -m tests.bench.against_llmcompressor $(PEER)/bin/python
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(PEER) .pytest_cache .mypy_cache .ruff_cache
