@@ -52,7 +52,7 @@ TIMINGS = (
 
 def no_points_yet() -> Chart:
     """The axes of :func:`perplexity_against_sparsity`, so that the place does not jump when the first point comes."""
-    figure = _figure(_SPARSITY_AXIS, _QUALITY_AXIS)
+    figure = blank_figure(_SPARSITY_AXIS, _QUALITY_AXIS)
     figure.update_xaxes(ticksuffix="%", dtick=10, range=[-4, 76])
     figure.update_yaxes(range=[0, 1], showticklabels=False)
     return Chart(
@@ -69,7 +69,7 @@ def perplexity_against_sparsity(results: pd.DataFrame) -> Chart | None:
     if drawn.empty:
         return None
     drawn = drawn.assign(x=100 * drawn["sparsity"].fillna(drawn["sparsity_asked"]))
-    figure = _figure(_SPARSITY_AXIS, _QUALITY_AXIS)
+    figure = blank_figure(_SPARSITY_AXIS, _QUALITY_AXIS)
     edge = _quality_axis(figure, drawn)
     figure.update_xaxes(ticksuffix="%", dtick=10, range=[-4, max(drawn["x"].max(), 20) + 6])
     for name, rows in groups(drawn):
@@ -95,7 +95,7 @@ def quality_against_size(results: pd.DataFrame) -> Chart | None:
     if drawn.empty:
         return None
     drawn = drawn.assign(x=drawn["size_on_disk"] / MEGABYTE)
-    figure = _figure("MB on disk, smaller is better", _QUALITY_AXIS)
+    figure = blank_figure("MB on disk, smaller is better", _QUALITY_AXIS)
     edge = _quality_axis(figure, drawn)
     for name, rows in groups(drawn):
         draw_variants(figure, rows, name, edge, say_share=len(drawn) <= _LABELLED)
@@ -127,7 +127,7 @@ def latency_bars(results: pd.DataFrame, timing: Timing = TIMINGS[0]) -> Chart | 
     middle = drawn[median] / MILLISECOND
     slow = drawn[f"{timing.column}_p95"] / MILLISECOND
     places = list(range(len(drawn)))
-    figure = _figure("milliseconds, shorter is better", None)
+    figure = blank_figure("milliseconds, shorter is better", None)
     figure.add_trace(
         go.Bar(
             x=middle,
@@ -175,7 +175,8 @@ def latency_bars(results: pd.DataFrame, timing: Timing = TIMINGS[0]) -> Chart | 
     )
 
 
-def _figure(across: str, up: str | None) -> go.Figure:
+def blank_figure(across: str, up: str | None) -> go.Figure:
+    """Axes on no ground of their own, with what they show and its unit."""
     figure = go.Figure()
     figure.update_layout(
         height=400,

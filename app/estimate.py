@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from app.runs.combinations import is_structured
 from app.runs.spec import RunSpec
 from app.wording import counted, duration, size
 from pruning.quantize import SCHEMES
@@ -76,12 +77,17 @@ def estimate(
 
 
 def bytes_on_disk(spec: RunSpec, model: ModelSize) -> float:
-    """Bytes of the saved variant: pruned layers as the smaller of all weights and kept ones with a bitmask."""
+    """Bytes of the saved variant.
+
+    Pruned layers take the smaller of all weights, and kept ones with a bitmask; of a smaller model they are dense.
+    """
     plain = _BYTES_PER_WEIGHT.get(spec.dtype, model.auto)
     prune, quantize = spec.recipe.prune, spec.recipe.quantize
     prunable = model.prunable if model.prunable is not None else 0
     each = SCHEMES[quantize.scheme].bits / 8 if quantize is not None else plain
     kept = 1 - prune.sparsity if prune is not None else 1.0
+    if is_structured(spec.recipe):
+        return plain * (model.parameters - prunable) + prunable * kept * each
     return plain * (model.parameters - prunable) + prunable * min(each, kept * each + _MASK)
 
 

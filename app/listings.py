@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from app.marks import dense_of
+from app.marks import SPREAD, dense_of
 from app.palette import method_rank
-from app.wording import significant
+from app.wording import once_for_all, significant
+from pruning.allocation import ALLOCATIONS
 
 SOURCE_LABEL = "the file you started from"
 _BYTES, _SECONDS = 1e6, 1e-3
@@ -23,7 +24,7 @@ class Column:
 
 
 COLUMNS = (
-    Column("sparsity", "Zeros in pruned layers (%)", 0.01),
+    Column("sparsity", "Removed from pruned layers (%)", 0.01),
     Column("perplexity", "Perplexity"),
     Column("perplexity_low", "Perplexity, 95% from"),
     Column("perplexity_high", "Perplexity, 95% to"),
@@ -43,6 +44,8 @@ COLUMNS = (
     Column("time_per_output_token_p95", "Per output token, 95% under (ms)", _SECONDS),
     Column("tokens_per_second", "Tokens per second"),
     Column("compression_time", "To compress (s)"),
+    Column("common_seconds", "To compress, once for all made together (s)"),
+    Column("compression_peak_memory", "Peak memory to compress (MB)", _BYTES),
 )
 FIGURE_HEADERS = tuple(column.header for column in COLUMNS)
 UNITS = {
@@ -54,6 +57,7 @@ UNITS = {
     "time_to_first_token": "s",
     "time_per_output_token": "s",
     "compression_time": "s",
+    "common_seconds": "s",
     "tokens_per_second": "tokens/s",
     **dict.fromkeys(
         (
@@ -61,6 +65,9 @@ UNITS = {
             "size_of_pruned_layers",
             "resident_size",
             "peak_memory",
+            "compression_peak_memory",
+            "compression_peak_host_memory",
+            "peak_host_memory",
             "dense16_bytes",
             "dense16_pruned_layer_bytes",
             "source_bytes",
@@ -71,14 +78,15 @@ UNITS = {
 
 
 def in_recipe_order(results: pd.DataFrame) -> pd.DataFrame:
-    """Dense first, then method by method, unquantized before quantized, by rising sparsity."""
+    """Dense first, then method by method, unquantized before quantized, uniform first, by rising sparsity."""
     ranked = results.assign(
         _rank=results["method"].map(method_rank),
         _quantized=results["quantize"] != "none",
-        _structured=results["pattern"] != "",
+        _spread=results["allocation"].map({name: place for place, name in enumerate(ALLOCATIONS)}),
+        _patterned=results["pattern"] != "",
     )
-    keys = ["_rank", "_quantized", "sparsity_asked", "_structured", "pattern"]
-    return ranked.sort_values(keys, kind="stable").drop(columns=["_rank", "_quantized", "_structured"])
+    keys = ["_rank", "_quantized", "_spread", "sparsity_asked", "_patterned", "pattern", "statistics"]
+    return ranked.sort_values(keys, kind="stable").drop(columns=["_rank", "_quantized", "_spread", "_patterned"])
 
 
 def distinct_labels(results: pd.DataFrame) -> list[str]:
@@ -153,6 +161,11 @@ def _named(ordered: pd.DataFrame) -> pd.DataFrame:
 def _described(ordered: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(
         {
+            "Spread over layers": [ALLOCATIONS[name].title if name in SPREAD else "" for name in ordered["allocation"]],
+            "Statistics": [
+                _statistics_words(*row)
+                for row in zip(ordered["statistics"], ordered["common_seconds"], ordered["made_together"], strict=True)
+            ],
             "Weights": ordered["dtype"].to_list(),
             "Calibration": ordered["calibration"].to_list(),
             "Evaluation": ordered["evaluation"].to_list(),
@@ -177,6 +190,15 @@ def _figures(ordered: pd.DataFrame) -> pd.DataFrame:
             if column.source in derived and derived[column.source].notna().any()
         }
     )
+
+
+def _statistics_words(statistics: str, common: float | None, together: float | None) -> str:
+    """Empty for those of the model as it is pruned; for the dense model's, what of the time to compress was shared."""
+    if statistics != "shared":
+        return ""
+    known = pd.notna(common) and pd.notna(together)
+    shared = once_for_all(common, int(together)) if known and together is not None else ""
+    return f"of the dense model; time to compress: {shared}" if shared else "of the dense model"
 
 
 def _ratio(frame: pd.DataFrame, part: str, whole: str) -> "pd.Series[float] | None":

@@ -2,33 +2,70 @@
 
 import math
 from collections.abc import Hashable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 import plotly.graph_objects as go
 
-from app.palette import GREY, UNPRUNED, method_colour, method_dash, method_rank, method_title, quantization_marker
+from app.palette import GREY, UNPRUNED, marker, method_colour, method_dash, method_mark, method_rank, method_title
 from app.wording import figures, percent, plain_html, shortened, size
+from pruning.allocation import ALLOCATIONS, UNIFORM
 from pruning.quantize import SCHEMES
 
 MEGABYTE = 1e6
+INSIDE = "#FFFFFF"
+
+SPREAD = set(ALLOCATIONS) - {UNIFORM}
+"""Allocations under which layers lose different shares."""
 
 # Plain rows, not frames: selecting from many small frames takes longer than drawing them.
 Row = dict[Hashable, Any]
 
 
 def groups(drawn: pd.DataFrame) -> Iterator[tuple[str, list[Row]]]:
-    """Compressed rows that belong to one line, with its name: same method, quantization and calibration."""
+    """Compressed rows that belong to one line, with its name: same method, quantization, allocation and calibration.
+
+    Statistics make lines of their own only where the same sparsity was made from both kinds: elsewhere those of the
+    dense model were chosen because they cost nothing.
+    """
     made = [row for row in drawn.to_dict("records") if row["method"] != UNPRUNED or row["quantize"] != "none"]
     # The text is named only where it tells lines apart.
     several = len({row["calibration"] for row in made if row["calibration"]}) > 1
-    lines: dict[tuple[str, str, str], list[Row]] = {}
+    lines: dict[Line, list[Row]] = {}
     for row in made:
-        lines.setdefault((row["method"], row["quantize"], row["calibration"] if several else ""), []).append(row)
-    for method, quantize, text in sorted(lines, key=lambda line: (method_rank(line[0]), line[1] != "none", *line)):
-        steps = [] if method == UNPRUNED else [method_title(method)]
-        name = " + ".join([*steps, *([SCHEMES[quantize].title] if quantize in SCHEMES else [])])
-        yield plain_html(f"{name} ({shortened(text)})" if text else name), lines[method, quantize, text]
+        line = Line(row["method"], row["quantize"], row["allocation"], row["calibration"] if several else "")
+        lines.setdefault(line, []).append(row)
+    for line in sorted(lines, key=lambda line: (method_rank(line.method), line.quantize != "none", *line)):
+        apart = _by_statistics(lines[line])
+        for statistics, rows in apart.items():
+            told = [ALLOCATIONS[line.allocation].title] if line.allocation in SPREAD else []
+            told += [statistics] if len(apart) > 1 else []
+            yield plain_html(_line_name(line, told)), rows
+
+
+class Line(NamedTuple):
+    """What variants on one line have in common."""
+
+    method: str
+    quantize: str
+    allocation: str
+    calibration: str
+
+
+def _by_statistics(rows: list[Row]) -> dict[str, list[Row]]:
+    """All rows together unless the same variant is among them from both kinds of statistics."""
+    kinds: dict[str, list[Row]] = {}
+    for row in rows:
+        kinds.setdefault(row["statistics"], []).append(row)
+    variants = [{(row["sparsity_asked"], row["pattern"]) for row in kind} for kind in kinds.values()]
+    return kinds if len(variants) > 1 and set.intersection(*variants) else {"": rows}
+
+
+def _line_name(line: Line, told: list[str]) -> str:
+    steps = [] if line.method == UNPRUNED else [method_title(line.method)]
+    name = " + ".join([*steps, *([SCHEMES[line.quantize].title] if line.quantize in SCHEMES else [])])
+    details = [*told, *([shortened(line.calibration)] if line.calibration else [])]
+    return f"{name} ({', '.join(details)})" if details else name
 
 
 def dense_of(drawn: pd.DataFrame) -> pd.DataFrame:
@@ -103,6 +140,9 @@ def _draw(
     method = rows[0]["method"]
     colour = method_colour(method)
     labels = [_mark(row, say_share=say_share) for row in rows]
+    if rows[-1]["allocation"] in SPREAD:
+        # Lines of one method differ in nothing else that is drawn.
+        labels[-1] += f" {ALLOCATIONS[rows[-1]['allocation']].title}"
     figure.add_trace(
         go.Scatter(
             x=[row["x"] for row in rows],
@@ -117,8 +157,9 @@ def _draw(
             marker={
                 "color": colour,
                 "size": 10,
-                "symbol": [quantization_marker(row["quantize"], row["dtype"]) for row in rows],
-                "line": {"width": 2, "color": colour},
+                "symbol": [marker(row["quantize"], row["dtype"], method) for row in rows],
+                # What is inside of a mark is drawn in the colour of its line.
+                "line": {"width": 2, "color": INSIDE if method_mark(method) else colour},
             },
             error_y={
                 "type": "data",
@@ -160,6 +201,10 @@ def _lines(row: Row) -> Iterator[str]:
     stored, dense16 = _number(row.get("size_on_disk")), _number(row.get("dense16_bytes"))
     if stored is not None and dense16:
         yield f"{size(stored)} on disk, {figures(stored / dense16)}× dense in 16 bits"
+    if row["allocation"] in SPREAD:
+        yield f"spread over the layers by {ALLOCATIONS[row['allocation']].title}"
+    if row["statistics"] == "shared":
+        yield "statistics of the dense model, shared with other variants"
     if row["calibration"]:
         yield f"calibrated on {plain_html(shortened(row['calibration'], 60))}"
 

@@ -1,34 +1,82 @@
 """Colours, dashes and markers: one look for each method and quantization on every chart."""
 
+from dataclasses import dataclass
+
 from pruning.methods import METHODS
 from pruning.quantize import SCHEMES
 
-# Okabe and Ito, "Color Universal Design" (2008), in an order that keeps a contrast of 3:1 on both grounds for the
-# first three; black and yellow are left out because each vanishes on one of the grounds.
-OKABE_ITO = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+# Okabe and Ito, "Color Universal Design" (2008). Black and yellow are left out because each vanishes on one of the
+# grounds; purple, orange and sky blue are a little darker than theirs, so that they keep a contrast of 3:1 on the light
+# one.
+VERMILION, BLUE, GREEN, PURPLE, ORANGE, SKY = OKABE_ITO = (
+    "#D55E00",
+    "#0072B2",
+    "#009E73",
+    "#C2739F",
+    "#BD8200",
+    "#4794BF",
+)
 GREY = "#808080"
 UNPRUNED = "none"
 
-_DASHES = ("dot", "solid", "dash", "dashdot", "longdash", "longdashdot")
+
+@dataclass(frozen=True)
+class Look:
+    """Colour and dash of a method's line, and what is drawn inside of its marks, empty for nothing.
+
+    No two methods share colour and dash, nor colour and mark: neither lines nor single points are taken for another's.
+    """
+
+    colour: str
+    dash: str
+    mark: str = ""
+
+
+# Kept by name, so that a method keeps its look whatever is registered before it. Methods of one family share a colour.
+_LOOKS = {
+    "magnitude": Look(VERMILION, "dot"),
+    "magnitude-row": Look(VERMILION, "longdash", "x"),
+    "magnitude-global": Look(VERMILION, "longdashdot", "cross"),
+    "wanda": Look(BLUE, "solid"),
+    "sparsegpt": Look(GREEN, "dash"),
+    "admm": Look(PURPLE, "dashdot"),
+    "random": Look(SKY, "dot"),
+    "width": Look(ORANGE, "longdash"),
+    "depth": Look(ORANGE, "solid", "x"),
+}
+_DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+_SPARE = tuple(
+    Look(colour, dash, mark) for mark in ("cross", "x") for dash in _DASHES for colour in (PURPLE, SKY, BLUE, GREEN)
+)
 _QUANTIZED_MARKERS = {8: "square", 4: "diamond"}
 _HATCHES = {8: "/", 4: "x"}
 
 
 def method_colour(method: str) -> str:
     """The colour of a pruning method; neutral grey for the unpruned model and for a method that is no more."""
-    return OKABE_ITO[_place(method) % len(OKABE_ITO)] if method in METHODS else GREY
+    return _look(method).colour
 
 
 def method_dash(method: str) -> str:
     """The dash of a method's line, so that lines differ without colour."""
-    return _DASHES[_place(method) % len(_DASHES)] if method in METHODS else "solid"
+    return _look(method).dash
 
 
-def quantization_marker(quantize: str, dtype: str) -> str:
-    """Circle for 16-bit weights, open circle for 32-bit, square for int8, diamond for int4."""
+def method_mark(method: str) -> str:
+    """What is drawn inside of a method's marks, in the colour of their edge; empty for nothing."""
+    return _look(method).mark
+
+
+def marker(quantize: str, dtype: str, method: str = UNPRUNED) -> str:
+    """Circle for 16-bit weights, open circle for 32-bit, square for int8, diamond for int4; a method's mark inside."""
+    symbol, suffix = "circle", ""
     if quantize in SCHEMES:
-        return _QUANTIZED_MARKERS.get(SCHEMES[quantize].bits, "hexagon")
-    return "circle-open" if dtype == "float32" else "circle"
+        symbol = _QUANTIZED_MARKERS.get(SCHEMES[quantize].bits, "hexagon")
+    elif dtype == "float32":
+        suffix = "-open"
+    mark = method_mark(method)
+    # Plotly has no hexagon with anything in it.
+    return f"{symbol}{f'-{mark}' if mark and symbol != 'hexagon' else ''}{suffix}"
 
 
 def quantization_hatch(quantize: str) -> str:
@@ -46,6 +94,15 @@ def method_title(method: str) -> str:
 def method_rank(method: str) -> int:
     """Where a method stands in every list: the unpruned model first, then the methods as they are registered."""
     return _place(method) + 1 if method in METHODS else 0
+
+
+def _look(method: str) -> Look:
+    if method not in METHODS:
+        return Look(GREY, "solid")
+    if method in _LOOKS:
+        return _LOOKS[method]
+    new = [name for name in METHODS if name not in _LOOKS]
+    return _SPARE[new.index(method) % len(_SPARE)]
 
 
 def _place(method: str) -> int:

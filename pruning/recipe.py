@@ -76,7 +76,7 @@ class PruneStep(Frozen):
             raise ValueError(f"{method.title} shares no statistics with other variants: choose sequential statistics")
         if self.pattern is not None:
             if str(self.pattern) not in method.patterns:
-                offered = " or ".join(method.patterns)
+                offered = " or ".join(method.patterns) or "a sparsity without one"
                 raise ValueError(f"pattern {self.pattern} is not offered by {method.title}: choose {offered}")
             if abs(self.sparsity - self.pattern.sparsity) > 1e-9:
                 raise ValueError(

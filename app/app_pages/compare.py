@@ -7,10 +7,12 @@ import streamlit as st
 
 from app.charts import TIMINGS, latency_bars, perplexity_against_sparsity, quality_against_size
 from app.listings import FIGURE_HEADERS, distinct_labels, fold_equal, in_recipe_order, results_csv, results_table
+from app.palette import UNPRUNED
 from app.protocols import left_out, not_faster, out_of_date, protocols, way_titles
 from app.provenance import provenance_table
 from app.widgets.chart import show_axes, show_chart
 from app.widgets.database import load_results, open_store
+from app.widgets.layers import show_layers
 from app.widgets.messages import say_note
 
 FEW = 30
@@ -129,6 +131,22 @@ if table.open:
             icon=":material/download:",
             on_click="ignore",
         )
+
+by_layer = st.expander("Layer by layer", icon=":material/layers:", key="by_layer", on_change="rerun")
+if by_layer.open:
+    with by_layer:
+        pruned = {
+            name: int(key)
+            for name, key, method, scheme in zip(
+                distinct_labels(shown), shown["key"], shown["method"], shown["quantize"], strict=True
+            )
+            if method != UNPRUNED or scheme != "none"
+        }
+        if not pruned:
+            st.caption("The dense model keeps all of its layers as they are: choose a compressed variant above.")
+        else:
+            layered = st.selectbox("Variant", list(pruned), key="by_layer_variant", width=320)
+            show_layers(store.record(pruned.get(layered, next(iter(pruned.values())))))
 
 measured = st.expander("How it was measured", icon=":material/fact_check:", key="how_measured", on_change="rerun")
 if measured.open:

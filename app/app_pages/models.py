@@ -5,6 +5,7 @@ import streamlit as st
 from app import paths
 from app.listings import distinct_labels, variants_table
 from app.runs import queue
+from app.runs.checkpoints import removable, remove_unfinished
 from app.runs.library import add_model, forget_model
 from app.widgets.database import load_disk_use, load_results, open_store
 from app.widgets.library import known_models
@@ -41,6 +42,21 @@ def confirm_removal(labels: list[str], run_ids: list[str], bytes_: int) -> None:
         if st.button("Remove files", key="remove_files", type="primary", icon=":material/delete:"):
             freed = sum(queue.remove_artifact(store, run_id) for run_id in run_ids)
             st.session_state["removed"] = freed
+            st.rerun()
+
+
+@st.dialog("Remove unfinished work?", icon=":material/delete:")
+def confirm_unfinished(bytes_: int, runs: int) -> None:
+    """Ask before what a stopped run would go on from is removed."""
+    st.markdown(
+        f"This frees about **{size(bytes_)}**. {counted(runs, 'run')} that "
+        f"{'was' if runs == 1 else 'were'} stopped will start from the first block when started again."
+    )
+    with st.container(horizontal=True, horizontal_alignment="right"):
+        if st.button("Keep it", key="keep_unfinished"):
+            st.rerun()
+        if st.button("Remove", key="remove_unfinished", type="primary", icon=":material/delete:"):
+            st.session_state["removed"] = remove_unfinished(store)
             st.rerun()
 
 
@@ -150,5 +166,22 @@ else:
             disabled=not run_ids,
         ):
             confirm_removal(chosen, run_ids, sum(use.variants[run_id] for run_id in run_ids))
+if use.checkpoints:
+    st.subheader("Unfinished work")
+    left = removable(store)
+    with st.container(border=True, horizontal=True, vertical_alignment="center", key="unfinished"):
+        st.text(
+            f"{size(sum(use.checkpoints.values()))}: finished blocks of {counted(len(use.checkpoints), 'variant')}. "
+            "A run that was stopped goes on from them when it is started again; they go when it is done.",
+            width="stretch",
+        )
+        if st.button(
+            "Remove",
+            key="ask_unfinished",
+            icon=":material/delete:",
+            disabled=not left,
+            help=None if left else "All of it belongs to runs that wait or are worked on.",
+        ):
+            confirm_unfinished(sum(left.values()), len(left))
 st.caption("Everything is kept in this folder; PODA_HOME moves it.")
 st.code(str(paths.home()), language=None)

@@ -16,6 +16,7 @@ from app.widgets.library import known_models, look_up
 from app.widgets.live_queue import live_queue
 from app.widgets.messages import say_problem
 from app.wording import counted
+from pruning.allocation import ALLOCATIONS, UNIFORM
 from pruning.errors import InputError
 from pruning.methods import METHODS
 from pruning.quantize import SCHEMES
@@ -23,8 +24,20 @@ from pruning.quantize import SCHEMES
 SHOWN_AT_ONCE = 30
 SPARSITIES = ["30%", "40%", "50%", "60%", "70%"]
 TEXTS = {BUNDLED_ARTICLES: "news articles (come with Poda)", "wikitext2": "WikiText-2 (downloaded)"}
+STATISTICS = {
+    "auto": "whichever is best",
+    "sequential": "the model as it is pruned",
+    "shared": "the whole model, once for all",
+}
+STRUCTURED = [name for name, method in METHODS.items() if method.kind != "weights"]
 DEVICES = {"auto": "the fastest one here", "cpu": "CPU", "cuda": "NVIDIA GPU", "mps": "Apple GPU"}
 DTYPES = {"auto": "what suits the device", "bfloat16": "bfloat16", "float16": "float16", "float32": "float32"}
+
+
+def described(*kinds: str) -> str:
+    """What the methods of some kinds do, for the help beside them."""
+    offered = [method for method in METHODS.values() if method.kind in kinds]
+    return "\n\n".join(f"**{method.title}** {method.summary}. {method.paper}." for method in offered)
 
 
 def start(request: SweepRequest) -> None:
@@ -76,16 +89,30 @@ with form:
         key="model",
         bind="query-params",
     )
-    methods = st.pills(
+    single = st.pills(
         "How to choose the weights to remove (method)",
-        list(METHODS),
+        [name for name, method in METHODS.items() if method.kind == "weights"],
         selection_mode="multi",
         default=["wanda"],
         format_func=lambda name: METHODS[name].title,
-        help="\n\n".join(f"**{method.title}** {method.summary}. {method.paper}." for method in METHODS.values()),
+        help=described("weights"),
         key="methods",
         bind="query-params",
     )
+    whole = (
+        st.pills(
+            "Or remove whole parts, which is faster everywhere (structured pruning)",
+            STRUCTURED,
+            selection_mode="multi",
+            format_func=lambda name: METHODS[name].title,
+            help=described("width", "depth") + "\n\nThe share to remove is one of all weights in the model's blocks.",
+            key="parts",
+            bind="query-params",
+        )
+        if STRUCTURED
+        else []
+    )
+    methods = [*single, *whole]
     offered = list(dict.fromkeys(pattern for name in methods for pattern in METHODS[name].patterns))
     patterns = st.pills(
         "Where they may be (pattern)",
@@ -118,6 +145,36 @@ with form:
         key="stored",
         bind="query-params",
     )
+    with st.expander("More on how weights are removed", icon=":material/layers:"):
+        allocations = st.pills(
+            "How to spread it over the layers (allocation)",
+            list(ALLOCATIONS),
+            selection_mode="multi",
+            default=[UNIFORM],
+            format_func=lambda name: ALLOCATIONS[name].title,
+            help="The share of the whole stays what is asked for.\n\n"
+            + "\n\n".join(
+                f"**{one.title}**: {one.summary}.{f' {one.paper}.' if one.paper else ''}"
+                for one in ALLOCATIONS.values()
+            ),
+            disabled=not methods,
+            key="allocations",
+            bind="query-params",
+        )
+        statistics = st.pills(
+            "What methods look at when they read text (statistics)",
+            list(STATISTICS),
+            default="auto",
+            required=True,
+            format_func=STATISTICS.__getitem__,
+            help="**The model as it is pruned**: each block sees what the pruned blocks before it give (sequential). "
+            "**The whole model, once for all**: one reading of the text serves every variant, in a fraction of the "
+            "time, at some cost in quality where much is removed (shared). **Whichever is best**: once for all "
+            "where that was measured to cost nothing, and several variants can use it.",
+            disabled=not methods,
+            key="statistics",
+            bind="query-params",
+        )
     with st.expander("Text, windows and device", icon=":material/tune:"):
         st.caption("Text that methods look at to see which weights matter (calibration).")
         calibration_text = st.selectbox(
@@ -176,6 +233,8 @@ with form:
             shares=shares,
             patterns=patterns,
             stored=stored,
+            allocations=tuple(allocations) if methods else (UNIFORM,),
+            statistics=statistics or "auto",
             calibration={
                 "source": calibration_text,
                 "windows": calibration_windows,
@@ -190,6 +249,9 @@ with form:
         known = ModelSize.known(card.parameters, card.title, results) if card is not None else None
         there = {*results["run_id"], *(run.run_id for run in store.runs(ACTIVE))}
         st.text(in_words(estimate(request.specs(), there, known, lambda spec: expected_seconds(store, spec))))
+        left_out = request.left_out()
+        if left_out:
+            st.text(f"Left out, as there is no such combination: {', '.join(left_out)}.")
     except InputError as error:
         request = None
         say_problem("This cannot be run", str(error))

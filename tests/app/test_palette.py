@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from app.palette import GREY, method_colour, method_dash, method_rank, quantization_hatch, quantization_marker
+from app.palette import GREY, method_colour, method_dash, method_rank, quantization_hatch, marker
 from pruning.methods import METHODS
 from pruning.quantize import SCHEMES
 
@@ -59,8 +59,8 @@ def test_a_method_that_is_no_more_is_grey_and_last_of_nothing() -> None:
 
 
 def test_every_scheme_has_a_marker_and_a_hatch_of_its_own() -> None:
-    plain = {quantization_marker("none", dtype) for dtype in ("bfloat16", "float16", "float32")}
+    plain = {marker("none", dtype) for dtype in ("bfloat16", "float16", "float32")}
     assert plain == {"circle", "circle-open"}
-    assert not plain & {quantization_marker(scheme, "bfloat16") for scheme in SCHEMES}
+    assert not plain & {marker(scheme, "bfloat16") for scheme in SCHEMES}
     assert quantization_hatch("none") == ""
     assert all(quantization_hatch(scheme) for scheme in SCHEMES)

@@ -1,0 +1,92 @@
+"""What a compression did to each layer, as a table: from the record of one run."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pandas as pd
+
+from app.wording import counted, significant
+
+_NAMED = 3
+_PERCENT = 100
+
+
+def layers_frame(record: Mapping[str, Any]) -> pd.DataFrame:
+    """One row a layer in the order of the model; empty for a run that changed none.
+
+    ``block`` is the number of its block and ``part`` what it is called in there, without the number of an expert;
+    shares and errors are fractions, and NaN where they were not measured.
+    """
+    rows = []
+    for layer in record.get("layers", ()):
+        block, part = _place(layer["name"])
+        rows.append(
+            {
+                "name": layer["name"],
+                "block": block,
+                "part": part,
+                "asked": layer.get("requested_sparsity"),
+                "removed": layer.get("sparsity"),
+                "error": layer.get("output_error"),
+                "outliers": layer.get("outlier_ratio"),
+                "tokens": layer.get("tokens"),
+                "seconds": layer.get("seconds"),
+                "note": layer.get("note") or "",
+            }
+        )
+    columns = ["name", "block", "part", "asked", "removed", "error", "outliers", "tokens", "seconds", "note"]
+    frame = pd.DataFrame(rows, columns=columns)
+    numbers = ["asked", "removed", "error", "outliers", "tokens", "seconds"]
+    frame[numbers] = frame[numbers].astype(float)
+    return frame
+
+
+def layers_table(layers: pd.DataFrame) -> pd.DataFrame:
+    """The same for people to read: percent, three significant figures, columns without any value left out."""
+    percents = {
+        "asked": "Asked to remove (%)",
+        "removed": "Removed (%)",
+        "error": "Change of its output (%)",
+        "outliers": "Outliers (%)",
+    }
+    table = {"Layer": layers["name"].to_list()}
+    table |= {
+        header: [significant(_PERCENT * value) for value in layers[source]] for source, header in percents.items()
+    }
+    table |= {
+        "Tokens seen": [int(value) if value == value else None for value in layers["tokens"]],
+        "Time (s)": [significant(value) for value in layers["seconds"]],
+        "Note": layers["note"].to_list(),
+    }
+    shown = pd.DataFrame(table)
+    return shown.drop(columns=[name for name in shown if shown[name].replace("", None).isna().all()])
+
+
+def fallbacks(layers: pd.DataFrame) -> list[str]:
+    """Where layers were not treated as asked, and why: a sentence for each reason."""
+    return list(_fallbacks(layers))
+
+
+def same_share(layers: pd.DataFrame) -> float | None:
+    """The share that every layer lost, within a tenth of a percent; None where they differ."""
+    removed = layers["removed"].dropna()
+    if removed.empty or removed.max() - removed.min() > 1e-3:
+        return None
+    return float(removed.mean())
+
+
+def _fallbacks(layers: pd.DataFrame) -> Iterator[str]:
+    noted = layers[layers["note"] != ""]
+    for note, found in noted.groupby("note", sort=False):
+        names = found["name"].to_list()
+        more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+        yield f"{counted(len(names), 'layer')} {note} ({', '.join(names[:_NAMED])}{more})."
+
+
+def _place(name: str) -> tuple[int | None, str]:
+    """``"model.layers.3.mlp.experts.up_proj[7]"`` is block 3, "mlp.experts.up_proj"."""
+    found = re.search(r"(?:^|\.)(\d+)\.(.+)$", name)
+    if found is None:
+        return None, name
+    return int(found[1]), re.sub(r"\[\d+\]$", "", re.sub(r"\.\d+(?=\.)", "", found[2]))
