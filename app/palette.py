@@ -44,9 +44,16 @@ _LOOKS = {
     "width": Look(ORANGE, "longdash"),
     "depth": Look(ORANGE, "solid", "x"),
 }
-_DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
-_SPARE = tuple(
-    Look(colour, dash, mark) for mark in ("cross", "x") for dash in _DASHES for colour in (PURPLE, SKY, BLUE, GREEN)
+# For methods that nobody gave a look yet.
+_SPARE = (
+    Look(PURPLE, "longdash", "x"),
+    Look(SKY, "solid", "x"),
+    Look(BLUE, "dash", "x"),
+    Look(GREEN, "dot", "x"),
+    Look(PURPLE, "dash", "cross"),
+    Look(SKY, "longdash", "cross"),
+    Look(BLUE, "longdashdot", "cross"),
+    Look(GREEN, "solid", "cross"),
 )
 _QUANTIZED_MARKERS = {8: "square", 4: "diamond"}
 _HATCHES = {8: "/", 4: "x"}

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from app.runs import queue, transitions
+from app.runs.checkpoints import BLOCKS_NOTE, checkpoint_folder
 from app.runs.outcome import Outcome, PhaseTime
 from app.runs.processes import this_process
 from app.runs.spec import CalibrationSpec, RunSpec
@@ -21,6 +22,9 @@ DENSE16_PRUNED_LAYERS = 2 * PRUNABLE
 SOURCE_BYTES = 98_000_000
 DENSE_PERPLEXITY = 28.0
 DAMAGE = {"magnitude": 40.0, "wanda": 5.0, "sparsegpt": 3.0}
+"""Of the methods that a full store has runs of; others do as much as Wanda."""
+PARTS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj")
+BLOCKS = 30
 
 
 def recipe(
@@ -54,19 +58,41 @@ def make_spec(
     )
 
 
+def sharing(method: str, sparsity: float = 0.5, **asked: Any) -> RunSpec:
+    """A spec of shared statistics; ``asked`` as in :func:`make_spec`."""
+    spec = make_spec(method, sparsity, **asked)
+    assert spec.recipe.prune is not None
+    step = spec.recipe.prune.model_copy(update={"statistics": "shared"})
+    return spec.model_copy(update={"recipe": spec.recipe.model_copy(update={"prune": step})})
+
+
+def leave_blocks(run_id: str, done: int, total: int | None) -> None:
+    """What a run that was stopped after ``done`` blocks leaves, each of 100 bytes."""
+    folder = checkpoint_folder(run_id)
+    folder.mkdir(parents=True)
+    if total is not None:
+        (folder / f"{BLOCKS_NOTE}.json").write_text(str(total))
+    for index in range(done):
+        (folder / f"block-{index:05d}.safetensors").write_bytes(bytes(100))
+
+
 def make_outcome(
     spec: RunSpec,
     *,
     collapsed: bool = False,
+    together: tuple[int, float] | None = None,
     versions: dict[str, str] | None = None,
     device_name: str = "Test CPU @ 2 cores",
     jitter: random.Random | None = None,
 ) -> Outcome:
-    """Figures a small model might give: worse and smaller with sparsity, not faster unless in int8."""
+    """Figures a small model might give: worse and smaller with sparsity, not faster unless in int8.
+
+    ``together`` is how many variants shared statistics, and the seconds that took once for all.
+    """
     noise = jitter or random.Random(0)
     prune, quantize = spec.recipe.prune, spec.recipe.quantize
     share = prune.sparsity if prune is not None else 0.0
-    damage = DAMAGE[prune.method] * share**3 if prune is not None else 0.0
+    damage = DAMAGE.get(prune.method, 5.0) * share**3 if prune is not None else 0.0
     perplexity = DENSE_PERPLEXITY * (1 + damage) * noise.uniform(0.99, 1.01)
     kept = 1 - share
     bytes_a_weight = 1.0 if quantize is not None else 2.0
@@ -93,6 +119,7 @@ def make_outcome(
         "time_per_output_token": Figure.from_samples([token * noise.uniform(0.95, 1.1) for _ in range(5)], "s"),
         "tokens_per_second": Figure.from_samples([noise.uniform(0.9, 1.05) / token for _ in range(5)], "tokens/s"),
         "compression_time": Figure(30 * noise.uniform(0.9, 1.1) if prune is not None else 0.0, "s"),
+        **({"compression_peak_memory": Figure(900_000_000, "bytes")} if prune is not None else {}),
     }
     runtime = "aten int8" if quantize is not None else "torch eager"
     provenance: dict[str, Any] = {
@@ -104,6 +131,16 @@ def make_outcome(
             "architecture": "LlamaForCausalLM",
             "parameters": PARAMETERS,
         },
+        "compression": {
+            "allocation": prune.allocation,
+            "statistics": prune.statistics,
+            "together": together[0] if together is not None else None,
+            "common_seconds": together[1] if together is not None else None,
+            "blocks_found_finished": 0,
+            "note": None,
+        }
+        if prune is not None
+        else None,
         "evaluation": {
             "source": spec.evaluation.source,
             "text_sha256": "0" * 64,
@@ -132,7 +169,7 @@ def make_outcome(
             "source_name": "smollm2-135m-instruct-q4_1.gguf",
             "parameters": PARAMETERS,
         },
-        layers=[{"name": "model.layers.0.mlp.up_proj", "shape": [1536, 576], "sparsity": share}],
+        layers=list(make_layers(prune, noise)) if prune is not None else [],
         runtime=runtime,
         artifact_bytes=disk,
         phases={
@@ -143,6 +180,29 @@ def make_outcome(
             "timing": PhaseTime(6.0, 10),
         },
     )
+
+
+def make_layers(prune: PruneStep, noise: random.Random) -> Iterator[dict[str, Any]]:
+    """Reports of every layer; late blocks lose more where an allocation does not spread the share evenly."""
+    looks = prune.looks_at_text
+    for block in range(BLOCKS):
+        for place, part in enumerate(PARTS):
+            share = prune.sparsity
+            if prune.allocation != "uniform":
+                share += 0.1 * (block / (BLOCKS - 1) - 0.5)
+            fell_back = looks and (block, place) in ((3, 1), (3, 2))
+            yield {
+                "name": f"model.layers.{block}.{part}",
+                "shape": [576, 576],
+                "requested_sparsity": share,
+                "sparsity": share,
+                "seconds": 0.05,
+                "note": "pruned by Wanda: its statistics cannot be inverted" if fell_back else None,
+                "tokens": 2048 if looks else 0,
+                "sampled": 256 if looks else 0,
+                "output_error": share**2 * (0.3 + 0.1 * place) * noise.uniform(0.8, 1.2) if looks else None,
+                "outlier_ratio": noise.uniform(0.001, 0.02) if looks else None,
+            }
 
 
 def make_run(

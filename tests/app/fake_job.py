@@ -4,6 +4,7 @@
 ``python -m tests.app.fake_job terminal BEHAVIOUR ARGUMENTS`` is ``python -m app ARGUMENTS``.
 """
 
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from app import cli
 from app.runs import job, terminal, worker
+from app.runs.checkpoints import BLOCKS_NOTE, checkpoint_folder
 from app.runs.job import Execute
 from app.runs.outcome import Outcome
 from app.runs.spec import RunSpec
@@ -20,6 +22,7 @@ from pruning.progress import Progress
 from tests.app.factories import make_outcome
 
 BLOCKS = 400
+STEPS = 4
 
 
 def quick(spec: RunSpec, folder: Path, progress: Progress, siblings: Sequence[RunSpec] = ()) -> Outcome:
@@ -65,7 +68,26 @@ def failing(spec: RunSpec, folder: Path, progress: Progress, siblings: Sequence[
     return quick(spec, folder, progress)
 
 
-BEHAVIOURS: dict[str, Execute] = {"quick": quick, "slow": slow, "deaf": deaf, "failing": failing}
+def stepping(spec: RunSpec, folder: Path, progress: Progress, siblings: Sequence[RunSpec] = ()) -> Outcome:
+    """Makes four blocks and keeps each, a fifth of a second apart, those of siblings too; goes on where it was."""
+    folders = {one.run_id: checkpoint_folder(one.run_id) for one in (spec, *siblings)}
+    for place in folders.values():
+        place.mkdir(parents=True, exist_ok=True)
+        (place / f"{BLOCKS_NOTE}.json").write_text(str(STEPS))
+    for index in range(STEPS):
+        blocks = [place / f"block-{index:05d}.safetensors" for place in folders.values()]
+        missing = [block for block in blocks if not block.is_file()]
+        progress("compressing", index, STEPS, "blocks")
+        time.sleep(0.2 if missing else 0)
+        for block in missing:
+            block.write_bytes(b"made by " + str(os.getpid()).encode())
+    with (folders[spec.run_id].parent.parent / "makers.txt").open("a") as makers:
+        made_by = [block.read_text() for block in sorted(folders[spec.run_id].glob("block-*"))]
+        makers.write(f"{spec.recipe}: {len(set(made_by))} processes\n")
+    return quick(spec, folder, progress)
+
+
+BEHAVIOURS: dict[str, Execute] = {"quick": quick, "slow": slow, "deaf": deaf, "failing": failing, "stepping": stepping}
 
 
 def main() -> None:

@@ -97,13 +97,42 @@ def test_a_pattern_is_a_labelled_mark_off_the_line() -> None:
     assert marks.showlegend is False
 
 
-def test_every_method_has_its_own_colour_and_dash() -> None:
+def test_every_method_has_a_line_of_its_own_look() -> None:
     chart = perplexity_against_sparsity(frame(*(pruned(method, 0.5, 60.0) for method in METHODS)))
     assert chart is not None
-    colours = [one.marker.color for one in chart.figure.data]
-    assert len(set(colours)) == len(METHODS)
-    assert set(colours) <= set(OKABE_ITO)
-    assert len({one.line.dash for one in chart.figure.data}) == len(METHODS)
+    assert {one.marker.color for one in chart.figure.data} <= set(OKABE_ITO)
+    assert len({(one.marker.color, one.line.dash) for one in chart.figure.data}) == len(METHODS)
+    assert len({(one.marker.color, one.marker.symbol) for one in chart.figure.data}) == len(METHODS)
+
+
+def test_an_allocation_is_a_line_of_its_own_named_at_its_end() -> None:
+    chart = perplexity_against_sparsity(
+        frame(
+            pruned("wanda", 0.5, 60.0),
+            pruned("wanda", 0.5, 58.0, allocation="owl"),
+            pruned("wanda", 0.6, 99.0, allocation="owl"),
+        )
+    )
+    assert chart is not None
+    assert list(trace(chart, "Wanda").x) == [50.0]
+    owl = trace(chart, "Wanda (OWL)")
+    assert list(owl.x) == [50.0, 60.0]
+    assert [text.strip() for text in owl.text] == ["", "OWL"]
+    assert "spread over the layers by OWL" in owl.customdata[0]
+
+
+def test_statistics_are_on_one_line_unless_a_sparsity_was_made_from_both() -> None:
+    mixed = [pruned("wanda", 0.5, 60.0, statistics="shared"), pruned("wanda", 0.6, 99.0)]
+    chart = perplexity_against_sparsity(frame(*mixed))
+    assert chart is not None
+    assert [one.name for one in chart.figure.data] == ["Wanda"]
+    assert "shared with other variants" in chart.figure.data[0].customdata[0]
+    chart = perplexity_against_sparsity(frame(*mixed, pruned("wanda", 0.6, 97.0, statistics="shared")))
+    assert chart is not None
+    assert {one.name: list(one.x) for one in chart.figure.data} == {
+        "Wanda (shared)": [50.0, 60.0],
+        "Wanda (sequential)": [60.0],
+    }
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,13 @@
 """What a sweep says before it starts."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
 from app.estimate import Estimate, ModelSize, bytes_on_disk, estimate, in_words
 from app.runs.spec import RunSpec
+from pruning.methods import METHODS
 from tests.app.factories import make_spec
 from tests.app.frames import DENSE16_PRUNED, frame, row
 
@@ -33,6 +35,12 @@ def only_dense(spec: RunSpec) -> Mapping[str, float | None]:
 )
 def test_bytes_follow_the_format(spec: RunSpec, bytes_: float) -> None:
     assert bytes_on_disk(spec, MODEL) == bytes_
+
+
+@pytest.mark.parametrize(("quantize", "bytes_"), [(None, 200 * 2 + 600 * 2), ("int8", 200 * 2 + 600)])
+def test_a_smaller_model_has_no_mask(monkeypatch: pytest.MonkeyPatch, quantize: str | None, bytes_: float) -> None:
+    monkeypatch.setitem(METHODS, "narrow", replace(METHODS["wanda"], name="narrow", kind="width", patterns=()))
+    assert bytes_on_disk(make_spec("narrow", 0.25, quantize=quantize), MODEL) == bytes_
 
 
 def test_an_unknown_share_of_prunable_layers_promises_no_saving() -> None:

@@ -28,6 +28,26 @@ def test_rows_follow_the_recipes() -> None:
     ]
 
 
+def test_uniform_comes_first_and_an_allocation_is_named() -> None:
+    table = results_table(
+        frame(pruned("wanda", 0.3, 40.0, allocation="owl"), pruned("wanda", 0.5, 60.0), pruned("wanda", 0.4, 50.0))
+    )
+    assert list(table["Spread over layers"]) == ["", "", "OWL"]
+    assert list(table["Sparsity asked (%)"]) == [40.0, 50.0, 30.0]
+
+
+def test_a_time_in_which_more_than_one_variant_was_made_says_so() -> None:
+    shared = pruned("wanda", 0.5, 60.0, statistics="shared", made_together=12, common_seconds=20.04)
+    alone = pruned("wanda", 0.6, 90.0, statistics="shared", made_together=1, common_seconds=20.0)
+    old = pruned("wanda", 0.7, 99.0, statistics="shared", made_together=float("nan"), common_seconds=float("nan"))
+    table = results_table(frame(row(), shared, alone, old))
+    said = "of the dense model; time to compress: of which 20 s once for 12 variants"
+    assert list(table["Statistics"])[1:] == ["", said, "of the dense model", "of the dense model"]
+    assert list(table["To compress, once for all made together (s)"])[2] == 20.0
+    (written,) = csv.DictReader(io.StringIO(results_csv(frame(shared))))
+    assert (written["common_seconds (s)"], written["made_together"], written["statistics"]) == ("20.04", "12", "shared")
+
+
 def test_figures_have_units_in_the_header_and_three_significant_figures() -> None:
     table = results_table(frame(row(), pruned("wanda", 0.5, 61.6789, size_of_pruned_layers=119_250_000)))
     wanda = table[table["Variant"] == "wanda 50%"].iloc[0]

@@ -1,11 +1,13 @@
 """Colours can be told apart from both grounds, and marks without colour."""
 
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
+import plotly.graph_objects as go
 import pytest
 
-from app.palette import GREY, method_colour, method_dash, method_rank, quantization_hatch, marker
+from app.palette import GREY, Look, marker, method_colour, method_dash, method_mark, method_rank, quantization_hatch
 from pruning.methods import METHODS
 from pruning.quantize import SCHEMES
 
@@ -47,9 +49,28 @@ def test_marks_stand_out_from_both_grounds(mode: str, method: str) -> None:
     assert contrast(method_colour(method), THEME[mode]["backgroundColor"]) > GRAPHICS
 
 
-def test_no_two_methods_share_a_colour_or_a_dash() -> None:
-    assert len({method_colour(method) for method in METHODS}) == len(METHODS)
-    assert len({method_dash(method) for method in METHODS}) == len(METHODS)
+def test_no_two_methods_are_taken_for_each_other() -> None:
+    """Neither by their lines nor by single points, whose mark is all there is of a method measured once."""
+    assert len({(method_colour(method), method_dash(method)) for method in METHODS}) == len(METHODS)
+    assert len({(method_colour(method), method_mark(method)) for method in METHODS}) == len(METHODS)
+
+
+def test_methods_keep_their_looks() -> None:
+    looks = {name: (method_colour(name), method_dash(name), method_mark(name)) for name in METHODS}
+    assert looks["magnitude"] == ("#D55E00", "dot", "")
+    assert looks["wanda"] == ("#0072B2", "solid", "")
+    assert looks["sparsegpt"] == ("#009E73", "dash", "")
+
+
+def test_methods_that_nobody_gave_a_look_have_one_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {name: (method_colour(name), method_dash(name)) for name in METHODS}
+    for number in range(6):
+        monkeypatch.setitem(METHODS, f"new-{number}", replace(METHODS["wanda"], name=f"new-{number}"))
+    test_no_two_methods_are_taken_for_each_other()
+    assert {name: (method_colour(name), method_dash(name)) for name in before} == before
+    for mode in ("light", "dark"):
+        for name in METHODS:
+            test_marks_stand_out_from_both_grounds(mode, name)
 
 
 def test_a_method_that_is_no_more_is_grey_and_last_of_nothing() -> None:
@@ -59,8 +80,23 @@ def test_a_method_that_is_no_more_is_grey_and_last_of_nothing() -> None:
 
 
 def test_every_scheme_has_a_marker_and_a_hatch_of_its_own() -> None:
+    assert marker("none", "float32", "forgotten") == "circle-open"
     plain = {marker("none", dtype) for dtype in ("bfloat16", "float16", "float32")}
     assert plain == {"circle", "circle-open"}
     assert not plain & {marker(scheme, "bfloat16") for scheme in SCHEMES}
     assert quantization_hatch("none") == ""
     assert all(quantization_hatch(scheme) for scheme in SCHEMES)
+
+
+def test_a_mark_is_inside_of_every_marker_that_has_room_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from app import palette
+
+    monkeypatch.setitem(palette._LOOKS, "wanda", Look("#0072B2", "solid", "x"))
+    shown = [
+        marker("none", "bfloat16", "wanda"),
+        marker("none", "float32", "wanda"),
+        marker("int8", "float32", "wanda"),
+    ]
+    assert shown == ["circle-x", "circle-x-open", "square-x"]
+    for symbol in shown:
+        go.Scatter(marker={"symbol": symbol})  # Plotly refuses what it does not know

@@ -5,6 +5,7 @@ from pydantic import ValidationError
 
 from app.runs.plain import plainly
 from app.runs.spec import CalibrationSpec, EvaluationSpec, RunSpec
+from pruning.methods import METHODS
 from pruning.recipe import PruneStep, Recipe
 from tests.app.factories import make_spec
 
@@ -14,6 +15,35 @@ def test_the_same_fields_give_the_same_id_of_twelve_hexadecimal_digits() -> None
     assert first.run_id == second.run_id
     assert len(first.run_id) == 12
     assert set(first.run_id) <= set("0123456789abcdef")
+
+
+@pytest.mark.parametrize(
+    ("spec", "run_id"),
+    [
+        (make_spec(None), "d3cb71b6e765"),
+        (make_spec("wanda", 0.5), "77c659deffc5"),
+        (make_spec("magnitude", 0.5), "4cdf10161083"),
+        (make_spec("sparsegpt", pattern="2:4", quantize="int8"), "fd4c4e3ea226"),
+        (make_spec("sparsegpt", pattern="2:4", quantize="int8", seed=3), "f8bfa942526a"),
+    ],
+)
+def test_ids_of_what_could_be_asked_for_first_stay_what_they_were(spec: RunSpec, run_id: str) -> None:
+    """As recorded before a pruning step had an allocation, statistics and a seed: finished runs are found again."""
+    assert spec.run_id == run_id
+
+
+def step(**changes: object) -> RunSpec:
+    spec = make_spec("wanda", 0.5)
+    assert spec.recipe.prune is not None
+    changed = spec.recipe.prune.model_copy(update=changes)
+    return spec.model_copy(update={"recipe": spec.recipe.model_copy(update={"prune": changed})})
+
+
+def test_later_fields_of_a_step_count_where_they_say_something() -> None:
+    changed = [step(allocation="owl"), step(allocation="sensitivity"), step(statistics="shared"), step(seed=1)]
+    assert len({spec.run_id for spec in [step(), *changed]}) == 5
+    for spec in changed:
+        assert RunSpec.model_validate_json(spec.model_dump_json()).run_id == spec.run_id
 
 
 def test_every_field_that_matters_changes_the_id() -> None:
@@ -72,7 +102,7 @@ def test_a_spec_survives_its_own_json() -> None:
         ),
         (
             lambda: PruneStep(method="wand", sparsity=0.5),
-            "unknown method 'wand': choose one of magnitude, wanda, sparsegpt",
+            f"unknown method 'wand': choose one of {', '.join(METHODS)}",
         ),
         (lambda: CalibrationSpec(windows=0), "windows 0 is too small: the least is 1"),
         (

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from app.runs.checkpoints import Unfinished
 from app.runs.store import Run, RunState
 from app.status import LOOKS, latest_attempts, names, outcome_words, progress_words, share_done
 from tests.app.factories import make_spec
@@ -86,6 +87,13 @@ def test_what_became_of_a_run() -> None:
     assert outcome_words(a_run(RunState.FAILED, error="The disk is full."), results) == "The disk is full."
     assert "worker was killed" in outcome_words(a_run(RunState.LOST), results)
     assert "asked" in outcome_words(a_run(RunState.CANCELLED), results)
+
+
+def test_a_stopped_run_says_where_it_goes_on() -> None:
+    left = Unfinished(12, 30)
+    for state in (RunState.LOST, RunState.CANCELLED):
+        assert outcome_words(a_run(state), frame(), left).endswith("Start again: it goes on at block 13 of 30.")
+    assert outcome_words(a_run(RunState.FAILED, error="The disk is full."), frame(), left) == "The disk is full."
 
 
 def test_an_attempt_that_was_made_again_is_no_longer_listed() -> None:

@@ -17,7 +17,39 @@ from app.runs.store import Run, RunState, Store
 from app.runs.transitions import Position
 from eval.figures import Figure
 from pruning.errors import InputError
-from tests.app.factories import DENSE16, fill, make_outcome, make_run, make_spec
+from tests.app.factories import DENSE16, fill, make_outcome, make_run, make_spec, sharing
+
+FIRST_RESULTS = """
+CREATE TABLE results (
+    run_key INTEGER NOT NULL,
+    model VARCHAR(255) NOT NULL,
+    method VARCHAR(64) NOT NULL,
+    sparsity_asked FLOAT NOT NULL,
+    pattern VARCHAR(16) NOT NULL,
+    quantize VARCHAR(64) NOT NULL,
+    dtype VARCHAR(32) NOT NULL,
+    device VARCHAR(255) NOT NULL,
+    evaluation VARCHAR(255) NOT NULL,
+    calibration VARCHAR(255) NOT NULL,
+    protocol VARCHAR(32) NOT NULL,
+    machine VARCHAR(255) NOT NULL,
+    runtime VARCHAR(255) NOT NULL,
+    dense16_bytes BIGINT,
+    dense16_pruned_layer_bytes BIGINT,
+    source_bytes BIGINT,
+    source_name VARCHAR(255),
+    parameters BIGINT,
+    versions VARCHAR(1024) NOT NULL,
+    PRIMARY KEY (run_key),
+    FOREIGN KEY(run_key) REFERENCES runs ("key")
+);
+"""
+FIRST_SPEC = (
+    '{"model":"bundled","revision":null,"model_hash":null,"recipe":{"prune":{"method":"wanda","sparsity":0.5,'
+    '"pattern":null},"quantize":null},"calibration":{"source":"articles","text_hash":null,"windows":8,"length":256,'
+    '"seed":0},"evaluation":{"source":"articles","text_hash":null,"windows":16,"length":512},"device":"auto",'
+    '"dtype":"auto"}'
+)
 
 
 def test_a_new_store_is_empty(store: Store, home: Path) -> None:
@@ -206,6 +238,37 @@ def test_two_stores_at_once_wait_for_each_other(store: Store) -> None:
         transitions.beat(store, run.key, Position("scoring", place, 60, "tokens", 4, 5, None))
     assert [other.wait(timeout=30) for other in others] == [0, 0]
     assert store.run(run.key).done == 59
+
+
+def test_a_database_of_the_first_layout_opens_with_all_it_holds(store: Store, home: Path) -> None:
+    """Its table of results, and a specification in it, word for word as they were."""
+    dense, pruned = make_run(store, make_spec(None)), make_run(store, make_spec("wanda", 0.5))
+    store.close()
+    with sqlite3.connect(home / "poda.sqlite3") as connection:
+        connection.execute("ALTER TABLE results RENAME TO newer")
+        connection.executescript(FIRST_RESULTS)
+        names = ", ".join(row[1] for row in connection.execute("PRAGMA table_info(results)"))
+        connection.execute(f"INSERT INTO results SELECT {names} FROM newer")
+        connection.execute("DROP TABLE newer")
+        connection.execute("UPDATE runs SET spec = ? WHERE key = ?", (FIRST_SPEC, pruned.key))
+        connection.execute("UPDATE counters SET value = 1 WHERE name = 'layout'")
+    connection.close()
+    opened = Store()
+    frame = opened.results()
+    assert frame["run_id"].tolist() == [pruned.run_id, dense.run_id]
+    assert frame["allocation"].tolist() == ["uniform", "uniform"]
+    assert frame["statistics"].tolist() == ["sequential", "sequential"]
+    assert frame[["made_together", "common_seconds"]].isna().all(axis=None)
+    assert opened.run(pruned.key).spec == make_spec("wanda", 0.5)
+    assert opened.run(pruned.key).spec.run_id == pruned.run_id
+    shared = make_run(opened, sharing("wanda", 0.5), outcome=make_outcome(sharing("wanda", 0.5), together=(3, 20.0)))
+    newest = opened.results().iloc[0]
+    assert (newest["run_id"], newest["statistics"], newest["made_together"]) == (shared.run_id, "shared", 3)
+    assert newest["common_seconds"] == 20.0
+    opened.close()
+    again = Store()
+    assert again.results().shape[0] == 3
+    again.close()
 
 
 def test_a_database_of_a_newer_layout_is_refused(store: Store, home: Path) -> None:

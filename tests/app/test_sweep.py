@@ -1,5 +1,6 @@
 """A sweep becomes specs, dense first, or is refused in one sentence before anything is loaded."""
 
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from app.runs.spec import CalibrationSpec, EvaluationSpec
 from app.runs.sweep import PRESETS, SweepRequest, identified, reference_of
 from pruning.errors import InputError
+from pruning.methods import METHODS
 from tests.app.factories import make_spec
 
 
@@ -61,9 +63,43 @@ def test_every_spec_carries_the_protocol_and_the_file_hash_of_the_model() -> Non
     assert wanda.calibration == CalibrationSpec(windows=4, seed=9)
 
 
+def test_allocations_are_combined_and_what_there_is_not_is_said() -> None:
+    request = SweepRequest(
+        methods=("wanda",),
+        sparsities=(0.6,),
+        patterns=("2:4",),
+        allocations=("uniform", "owl"),
+        statistics="sequential",
+    )
+    assert [str(spec.recipe) for spec in request.specs()] == ["Dense", "Wanda 60%", "Wanda 60% (OWL)", "Wanda 2:4"]
+    assert request.left_out() == ["2:4 with OWL"]
+
+
+def test_statistics_are_shared_by_itself_only_where_that_was_measured_to_cost_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(METHODS, "wanda", replace(METHODS["wanda"], shared_up_to=0.5))
+    asked = {"methods": ("wanda",), "sparsities": (0.4, 0.5, 0.6)}
+    shared = [
+        [str(spec.recipe) for spec in SweepRequest(**asked, **choice).specs()]
+        for choice in ({}, {"statistics": "shared"}, {"statistics": "sequential"})
+    ]
+    assert shared == [
+        ["Dense", "Wanda 40% (shared)", "Wanda 50% (shared)", "Wanda 60%"],
+        ["Dense", "Wanda 40% (shared)", "Wanda 50% (shared)", "Wanda 60% (shared)"],
+        ["Dense", "Wanda 40%", "Wanda 50%", "Wanda 60%"],
+    ]
+
+
 @pytest.mark.parametrize(
     ("asked", "sentence"),
     [
+        ({"methods": ("wanda",), "sparsities": (0.5,), "allocations": ()}, "Choose at least one of the allocations"),
+        ({"methods": ("wanda",), "sparsities": (0.5,), "allocations": ("fair",)}, "unknown allocation 'fair'"),
+        (
+            {"methods": ("magnitude",), "sparsities": (0.5,), "statistics": "shared"},
+            "Nothing here shares statistics with other variants",
+        ),
         ({"methods": ("wanda",)}, "Wanda needs at least one sparsity or pattern: choose how much to remove"),
         ({"sparsities": (0.5,)}, "A sparsity or pattern needs a method that removes weights: choose one"),
         ({"methods": ("none",), "patterns": ("2:4",)}, "needs a method that removes weights"),

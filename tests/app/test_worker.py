@@ -7,20 +7,23 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from app.runs import job, processes, queue, transitions
+from app.runs.checkpoints import Unfinished, bytes_of_checkpoints, unfinished
 from app.runs.job import failure_message, perform
 from app.runs.outcome import Outcome
 from app.runs.processes import device_lock, start_worker, this_process, worker_lives, worker_log
 from app.runs.spec import RunSpec
 from app.runs.store import Run, RunState, Store
 from app.runs.worker import work
-from pruning.errors import InputError, RunError
+from pruning.errors import CancelledError, InputError, RunError
+from pruning.methods import METHODS
 from pruning.progress import Progress
-from tests.app.factories import make_spec
+from tests.app.factories import leave_blocks, make_spec, sharing
 from tests.app.fake_job import failing, quick
 
 ROOT = Path(__file__).parents[2]
@@ -93,6 +96,75 @@ def test_one_failed_run_does_not_stop_the_rest(store: Store) -> None:
     assert unforeseen == (
         f"The run stopped on an error Poda did not foresee (division by zero): details in {worker_log('auto')}"
     )
+
+
+def test_runs_that_wait_and_share_statistics_are_handed_over_together(store: Store) -> None:
+    seen: dict[str, list[str]] = {}
+
+    def execute(spec: RunSpec, folder: Path, progress: Progress, siblings: Sequence[RunSpec] = ()) -> Outcome:
+        seen[str(spec.recipe)] = [str(one.recipe) for one in siblings]
+        return quick(spec, folder, progress)
+
+    asked = [sharing("wanda", 0.3), make_spec("wanda", 0.6), sharing("sparsegpt", 0.3), sharing("wanda", 0.5)]
+    queue.submit(store, [*asked, sharing("wanda", 0.4, device="cpu")])
+    serve(execute)
+    assert seen == {
+        "Dense": [],
+        "Wanda 30% (shared)": ["SparseGPT 30% (shared)", "Wanda 50% (shared)"],
+        "Wanda 60%": [],
+        "SparseGPT 30% (shared)": ["Wanda 50% (shared)"],
+        "Wanda 50% (shared)": [],
+    }
+
+
+def test_what_was_finished_of_a_run_is_kept_until_it_is_done(store: Store, start: Start, home: Path) -> None:
+    """Killed in the middle, started again: the next process goes on with the blocks of the first."""
+    (run,) = [one.run for one in queue.submit(store, [make_spec("wanda", 0.5)]) if one.run.label != "Dense"]
+    worker = start("stepping")
+    wait_for(store, run.key, RunState.RUNNING)
+    end = time.monotonic() + 20
+    while (unfinished(run.run_id) or Unfinished(0, 0)).done < 2 and time.monotonic() < end:
+        time.sleep(0.02)
+    os.kill(worker.pid, signal.SIGKILL)
+    worker.wait()
+    queue.mark_lost(store)
+    left = unfinished(run.run_id)
+    assert left is not None
+    assert (left.done in (2, 3), left.total) == (True, 4)
+    again = queue.again(store, run.key)
+    start("stepping")
+    wait_for(store, again.key, RunState.DONE)
+    assert "Wanda 50%: 2 processes" in (home / "makers.txt").read_text().splitlines()
+    assert unfinished(run.run_id) is None
+
+
+def test_a_cancelled_run_keeps_its_blocks_and_one_that_never_had_any_leaves_nothing(store: Store) -> None:
+    def cancelled(spec: RunSpec, folder: Path, progress: Progress, siblings: Sequence[RunSpec] = ()) -> Outcome:
+        leave_blocks(spec.run_id, 0 if spec.recipe.prune is None else 2, 4)
+        raise CancelledError("stop")
+
+    queue.submit(store, [make_spec("wanda", 0.5)])
+    serve(cancelled)
+    assert {run.state for run in store.runs()} == {RunState.CANCELLED}
+    assert list(bytes_of_checkpoints()) == [make_spec("wanda", 0.5).run_id]
+
+
+@pytest.mark.parametrize(
+    ("spec", "lever"),
+    [
+        (sharing("wanda", 0.5), "use sequential statistics"),
+        (make_spec("wanda", 0.5), "use fewer calibration windows"),
+        (None, "use fewer calibration windows"),
+    ],
+    ids=str,
+)
+def test_too_little_memory_names_the_lever_of_what_was_asked(spec: RunSpec | None, lever: str) -> None:
+    assert lever in failure_message(MemoryError(), "LOG", spec)
+
+
+def test_too_little_memory_for_a_smaller_model_says_what_stands_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METHODS, "narrow", replace(METHODS["wanda"], name="narrow", kind="width"))
+    assert "beside the whole one" in failure_message(MemoryError(), "LOG", make_spec("narrow", 0.25))
 
 
 @pytest.mark.parametrize(
