@@ -90,7 +90,9 @@ def _walk(
     missing = [index for index in range(total) if checkpoint is None or not checkpoint.has(index)]
     last = missing[-1] if missing else -1
     kind = statistics_of(recipe)
-    shares = shares_of(model, blocks, recipe, windows, checkpoint, progress) if missing else {}
+    shares = {}
+    if missing:
+        shares = shares_of(model, blocks, recipe, windows, stage, checkpoint, ticker(progress, 0, total))
     replay = None
     if kind != "none" and windows is not None and missing:
         replay = capture(model, blocks, windows.ids)

@@ -38,11 +38,13 @@ class Call:
 class Replay:
     """What the first block is given, ``hidden`` for each batch, and every block's other arguments.
 
-    ``calls[block][batch]``. Arguments that are equal for all batches are kept once.
+    ``calls[block][batch]``. Arguments that are equal for all batches are kept once. ``rest`` is what blocks return
+    after their hidden states, None where they return those alone.
     """
 
     hidden: list[Tensor]
     calls: list[list[Call]]
+    rest: tuple[Any, ...] | None = None
 
     def run(self, block: int, batch: int, module: nn.Module) -> Tensor:
         """The outputs of ``module`` on the current hidden states of ``batch``."""
@@ -72,7 +74,25 @@ def capture(model: nn.Module, blocks: Sequence[Block], ids: Tensor) -> Replay:
         hidden.append(inputs)
         for known, call in zip(calls, _share([c[0] for c in calls if c], noted), strict=True):
             known.append(call)
-    return Replay(hidden, calls)
+    return Replay(hidden, calls, kind)
+
+
+def logits_of(model: nn.Module, blocks: Sequence[Block], replay: Replay, hidden: Tensor) -> Tensor:
+    """The logits (windows, tokens, vocabulary) that ``model`` makes of the states ``hidden`` after its last block.
+
+    ``hidden`` (windows, tokens, width) is on the device of ``model``; its last norm and its head alone are run.
+    """
+
+    def give(index: int, *args: Any, **kwargs: Any) -> Any:
+        return hidden if replay.rest is None else (hidden, *replay.rest)
+
+    ids = torch.zeros(hidden.shape[:2], dtype=torch.int64, device=hidden.device)
+    parameters = signature(model.forward).parameters
+    no_cache = {"use_cache": False} if "use_cache" in parameters else {}
+    with _replaced_forwards([block.module for block in blocks], give):
+        logits = model(ids, **no_cache).logits
+    assert isinstance(logits, Tensor)
+    return logits
 
 
 class _StopForwardError(Exception):

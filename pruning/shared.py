@@ -78,12 +78,12 @@ def compress_shared(
     for order in orders:
         if order.checkpoint is not None:
             order.checkpoint.set_note(TOGETHER, max(len(orders), order.checkpoint.note(TOGETHER) or 1))
+    stage = Stage(model, device)
     shares = [
-        shares_of(model, blocks, recipe, windows, order.checkpoint, progress)
+        shares_of(model, blocks, recipe, windows, stage, order.checkpoint, ticker(progress, 0, total))
         for order, recipe in zip(orders, recipes, strict=True)
     ]
     kind: Statistics = "gram" if any(statistics_of(recipe) == "gram" for recipe in recipes) else "norms"
-    stage = Stage(model, device)
     replay = capture(model, blocks, windows.ids)
     stage.receive(replay)
     layers: list[LayerReport] = []

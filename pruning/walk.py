@@ -107,10 +107,11 @@ def shares_of(
     blocks: list[Block],
     recipe: Recipe,
     windows: Windows | None,
+    stage: Stage,
     checkpoint: Checkpoint | None,
-    progress: Progress,
+    tick: Tick,
 ) -> dict[str, float]:
-    """The share of each layer's weights that goes, by layer name."""
+    """The share of each layer's weights that goes, by layer name; kept in ``checkpoint`` where finding it took work."""
     step = recipe.prune
     if step is None:
         return {}
@@ -121,7 +122,7 @@ def shares_of(
         return kept
     from pruning.allocation.spread import shares
 
-    found = shares(model, blocks, step, windows, progress)
+    found = shares(model, blocks, step, windows, stage, tick)
     if checkpoint is not None:
         checkpoint.set_note(_SHARES, found)
     return found
