@@ -108,7 +108,7 @@ def _orders(siblings: Sequence[RunSpec], loaded: "LoadedModel", windows: "Window
     from pruning.walk import check
 
     each = loaded.identity.prunable_parameters * loaded.dtype.itemsize
-    room = shutil.disk_usage(paths.home()).free // each - 2  # this run's own blocks, and its variant
+    room = _free_bytes() // each - 2  # this run's own blocks, and its variant
     fitting = []
     for one in siblings:
         try:
@@ -117,6 +117,10 @@ def _orders(siblings: Sequence[RunSpec], loaded: "LoadedModel", windows: "Window
             continue
         fitting.append(one)
     return [Order(one.recipe, _checkpoint(one, loaded, windows, total)) for one in fitting[: max(0, room)]]
+
+
+def _free_bytes() -> int:
+    return shutil.disk_usage(paths.home()).free
 
 
 def _make_blocks(

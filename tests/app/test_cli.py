@@ -7,18 +7,25 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from app import cli
 from app.runs import terminal
+from app.runs.checkpoints import unfinished
+from app.runs.outcome import Outcome
 from app.runs.processes import device_lock
+from app.runs.spec import RunSpec
 from app.runs.store import RunState, Store
+from app.runs.sweep import identified
 from app.runs.terminal import describe
 from app.runs.transitions import Position
+from pruning.methods import METHODS
+from pruning.progress import Progress
 from tests.app import fake_job
-from tests.app.factories import fill, make_run, make_spec
+from tests.app.factories import fill, leave_blocks, make_outcome, make_run, make_spec, sharing
 
 ROOT = Path(__file__).parents[2]
 DENSE = ("run", "--model", "bundled", "--method", "none")
@@ -91,8 +98,6 @@ def test_a_finished_run_is_found_and_made_anew_only_when_asked(
 
 
 def test_a_run_that_waits_in_the_queue_is_taken_over(monkeypatch: pytest.MonkeyPatch, store: Store) -> None:
-    from app.runs.sweep import identified
-
     waiting = make_run(store, identified(make_spec(None)), state=RunState.QUEUED)
     assert call(monkeypatch, *DENSE) == 0
     assert store.run(waiting.key).state is RunState.DONE
@@ -109,6 +114,16 @@ def test_a_run_that_waits_in_the_queue_is_taken_over(monkeypatch: pytest.MonkeyP
         (("--method", "wanda", "--pattern", "half"), "'half' is not a pattern"),
         (("--method", "wanda"), "say how much wanda should remove"),
         (("--method", "none", "--sparsity", "0.5"), "method none removes nothing"),
+        (("--method", "none", "--allocation", "owl"), "method none removes nothing: leave out --allocation"),
+        (("--method", "wanda", "--sparsity", "half"), "sparsity 'half' is not a number"),
+        (("--method", "wanda", "--sparsity", "0.5", "--allocation", "fair"), "unknown allocation 'fair'"),
+        (("--method", "wanda", "--pattern", "2:4", "--allocation", "owl"), "it takes no owl allocation"),
+        (("--method", "magnitude", "--sparsity", "0.5", "--statistics", "shared"), "choose sequential statistics"),
+        (("--method", "wanda,", "--sparsity", "0.5"), "--method 'wanda,' has an empty value"),
+        (("--method", "wanda,wnda", "--sparsity", "0.5"), "unknown method 'wnda'"),
+        (("--method", "wanda", "--sparsity", "0.3,half"), "sparsity 'half' is not a number"),
+        (("--method", "wanda", "--sparsity", "0.3,1.5"), "sparsity 1.5 is out of range"),
+        (("--method", "wanda,sparsegpt"), "needs at least one sparsity or pattern"),
         (("--method", "wnda", "--sparsity", "0.5"), "unknown method 'wnda'"),
         (("--method", "none", "--quantize", "int3"), "unknown quantization 'int3'"),
         (("--method", "none", "--dtype", "int3"), "dtype 'int3' is not known"),
@@ -190,6 +205,141 @@ def test_results_lists_every_run(
     records = json.loads(out.read_text())
     assert [record["status"] for record in records] == [str(run.state) for run in store.runs()]
     assert records[-1]["figures"]["perplexity"]["unit"] == "perplexity"
+
+
+SWEEP = ("run", "--model", "bundled", "--method", "magnitude,wanda", "--sparsity", "0.7,0.8")
+
+
+def test_a_sweep_makes_every_combination_with_dense_first_and_ends_with_the_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, store: Store
+) -> None:
+    out = tmp_path / "all.json"
+    assert call(monkeypatch, *SWEEP, "--json", str(out)) == 0
+    labels = ["Dense", "Magnitude 70%", "Magnitude 80%", "Wanda 70%", "Wanda 80%"]
+    records = json.loads(out.read_text())
+    assert [record["recipe"] for record in records] == labels
+    assert {record["status"] for record in records} == {"done"}
+    printed = capsys.readouterr()
+    assert [line.split("  ")[2].strip() for line in printed.out.splitlines()[1:]] == labels
+    assert [line for line in printed.err.splitlines() if line.startswith("Run ")] == [
+        f"Run {place} of 5: {label}" for place, label in enumerate(labels, start=1)
+    ]
+    assert call(monkeypatch, *SWEEP) == 0
+    assert [run.attempt for run in store.runs()] == [1] * 5
+
+
+def test_a_sweep_names_what_cannot_be_combined(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], store: Store
+) -> None:
+    asked = ("run", "--model", "bundled", "--method", "wanda", "--sparsity", "0.7", "--pattern", "2:4")
+    assert call(monkeypatch, *asked, "--allocation", "uniform,owl", "--quantize", "none,int8") == 0
+    assert "Left out, as there is no such combination: 2:4 with OWL." in capsys.readouterr().err
+    made = {"Wanda 70%", "Wanda 70% (OWL)", "Wanda 2:4"}
+    assert {run.label for run in store.runs()} == {"Dense", "int8", *made, *(f"{name} + int8" for name in made)} - {
+        "int8"
+    }
+
+
+def test_a_sweep_shares_what_costs_nothing_and_tells_each_run_what_will_follow(
+    monkeypatch: pytest.MonkeyPatch, store: Store
+) -> None:
+    seen: dict[str, list[str]] = {}
+
+    def execute(spec: RunSpec, folder: Path, progress: Progress, siblings: Sequence[RunSpec] = ()) -> Outcome:
+        seen[str(spec.recipe)] = [str(one.recipe) for one in siblings]
+        return fake_job.quick(spec, folder, progress)
+
+    monkeypatch.setattr(terminal, "real_execute", lambda: execute)
+    monkeypatch.setitem(METHODS, "wanda", replace(METHODS["wanda"], shared_up_to=0.5))
+    asked = ("run", "--model", "bundled", "--method", "wanda", "--sparsity")
+    assert call(monkeypatch, *asked, "0.3,0.4,0.5,0.6") == 0
+    assert seen == {
+        "Dense": [],
+        "Wanda 30% (shared)": ["Wanda 40% (shared)", "Wanda 50% (shared)"],
+        "Wanda 40% (shared)": ["Wanda 50% (shared)"],
+        "Wanda 50% (shared)": [],
+        "Wanda 60%": [],
+    }
+    seen.clear()
+    # What is finished is not made along with what is new, unless all is asked for anew.
+    assert call(monkeypatch, *asked, "0.2,0.3,0.4", "--statistics", "shared") == 0
+    assert seen == {"Wanda 20% (shared)": []}
+    seen.clear()
+    assert call(monkeypatch, *asked, "0.2,0.3", "--statistics", "shared", "--again") == 0
+    assert seen["Wanda 20% (shared)"] == ["Wanda 30% (shared)"]
+    seen.clear()
+    assert call(monkeypatch, *asked, "0.2,0.3", "--statistics", "sequential") == 0
+    assert list(seen) == ["Wanda 20%", "Wanda 30%"]
+
+
+def test_one_run_is_sequential_unless_it_is_asked_for_otherwise(monkeypatch: pytest.MonkeyPatch, store: Store) -> None:
+    asked = ("run", "--model", "bundled", "--method", "wanda", "--sparsity", "0.3")
+    assert call(monkeypatch, *asked) == 0
+    assert call(monkeypatch, *asked, "--statistics", "shared") == 0
+    assert call(monkeypatch, *asked, "--allocation", "owl") == 0
+    assert [run.label for run in reversed(store.runs())] == ["Wanda 30%", "Wanda 30% (shared)", "Wanda 30% (OWL)"]
+
+
+def test_a_failed_run_of_a_sweep_does_not_stop_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    behave(monkeypatch, "failing")
+    out = tmp_path / "all.json"
+    assert call(monkeypatch, *SWEEP, "--quantize", "none", "--json", str(out)) == 1
+    assert [record["status"] for record in json.loads(out.read_text())] == ["done", *["failed"] * 4]
+    printed = capsys.readouterr()
+    assert "the weights are not finite" in printed.err
+    assert printed.err.splitlines()[-1] == ("4 of 5 runs failed: Magnitude 70%, Magnitude 80%, Wanda 70%, Wanda 80%.")
+    assert len(printed.out.splitlines()) == 6
+
+
+def test_ctrl_c_stops_the_whole_sweep(store: Store, tmp_path: Path) -> None:
+    out = tmp_path / "all.json"
+    running = process("slow", (*SWEEP, "--json", str(out)))
+    end = time.monotonic() + 20
+    while not store.runs([RunState.RUNNING]) and time.monotonic() < end:
+        time.sleep(0.05)
+    time.sleep(0.3)
+    running.send_signal(signal.SIGINT)
+    printed, messages = running.communicate(timeout=10)
+    assert running.returncode == 130
+    assert messages.splitlines()[-1] == "Cancelled."
+    assert "Traceback" not in messages + printed
+    assert [(run.label, run.state) for run in store.runs()] == [("Dense", RunState.CANCELLED)]
+    assert [record["status"] for record in json.loads(out.read_text())] == ["cancelled"]
+
+
+def test_a_cancelled_run_says_where_it_goes_on_and_is_started_from_nothing_only_on_purpose(
+    monkeypatch: pytest.MonkeyPatch, store: Store, home: Path
+) -> None:
+    asked = ("run", "--model", "bundled", "--method", "wanda", "--sparsity", "0.5")
+    running = process("stepping", asked)
+    run_id = identified(make_spec("wanda", 0.5)).run_id
+    end = time.monotonic() + 20
+    while unfinished(run_id) is None and time.monotonic() < end:
+        time.sleep(0.02)
+    running.send_signal(signal.SIGINT)
+    _, messages = running.communicate(timeout=10)
+    left = unfinished(run_id)
+    assert left is not None
+    assert messages.splitlines()[-1] == f"Cancelled. Start again: it goes on at block {left.done + 1} of 4."
+    behave(monkeypatch, "stepping")
+    assert call(monkeypatch, *asked) == 0
+    assert (home / "makers.txt").read_text().splitlines() == ["Wanda 50%: 2 processes"]
+    leave_blocks(run_id, 4, 4)
+    assert call(monkeypatch, *asked, "--again") == 0
+    assert (home / "makers.txt").read_text().splitlines()[1:] == ["Wanda 50%: 1 processes"]
+
+
+def test_the_time_of_a_variant_that_was_made_with_others_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], store: Store
+) -> None:
+    spec = identified(sharing("wanda", 0.5))
+    make_run(store, spec, outcome=make_outcome(spec, together=(12, 20.0)))
+    asked = ("run", "--model", "bundled", "--method", "wanda", "--sparsity", "0.5", "--statistics", "shared")
+    assert call(monkeypatch, *asked) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "compression time" in line]
+    assert line.endswith("(of which 20 s once for 12 variants)")
 
 
 @pytest.mark.parametrize(

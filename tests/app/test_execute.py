@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,20 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Pr
 
 from app import cli
 from app.runs import terminal
+from app.runs.checkpoints import Unfinished, discard, unfinished
 from app.runs.execute import execute
+from app.runs.outcome import flat_row
 from app.runs.spec import CalibrationSpec, EvaluationSpec, RunSpec
 from app.runs.store import Store
 from app.runs.sweep import identified
+from pruning.calibration import Windows
+from pruning.device import choose_dtype
 from pruning.errors import CancelledError, InputError
-from pruning.progress import silent
+from pruning.methods import METHODS
+from pruning.models import LoadedModel, load_model
+from pruning.progress import Progress, silent
+from pruning.recipe import Recipe
+from pruning.report import Compression
 from tests.app.factories import recipe
 
 UNITS = {
@@ -95,6 +104,12 @@ def make(model: Path, text: Path, **asked: Any) -> RunSpec:
     return identified(RunSpec.model_validate({**fields, **asked}))
 
 
+def with_statistics(spec: RunSpec, statistics: str) -> RunSpec:
+    assert spec.recipe.prune is not None
+    step = spec.recipe.prune.model_copy(update={"statistics": statistics})
+    return spec.model_copy(update={"recipe": spec.recipe.model_copy(update={"prune": step})})
+
+
 def digest(folder: Path) -> str:
     return hashlib.sha256((folder / "variant.safetensors").read_bytes()).hexdigest()
 
@@ -149,6 +164,7 @@ def test_the_same_spec_gives_the_same_weights_and_another_seed_others(
     other = make(model_folder, text, calibration=CalibrationSpec(source=str(text), windows=3, length=32, seed=6))
     for name, spec in (("a", make(model_folder, text)), ("b", make(model_folder, text)), ("c", other)):
         execute(spec, tmp_path / name, silent)
+        discard(spec.run_id)
     assert digest(tmp_path / "a") == digest(tmp_path / "b")
     assert digest(tmp_path / "a") != digest(tmp_path / "c")
 
@@ -208,6 +224,190 @@ def test_a_run_can_be_cancelled_in_every_phase(model_folder: Path, text: Path, t
     with pytest.raises(CancelledError):
         execute(make(model_folder, text), tmp_path / "variant", stop)
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def stopping_at(phase_wanted: str, done_wanted: int) -> Progress:
+    def stop(phase: str, done: int, total: int, unit: str) -> None:
+        if (phase, done) == (phase_wanted, done_wanted):
+            raise CancelledError("stop")
+
+    return stop
+
+
+@pytest.mark.parametrize("statistics", ["sequential", "shared"])
+def test_a_stopped_run_goes_on_with_the_same_bits(
+    model_folder: Path, text: Path, tmp_path: Path, statistics: str
+) -> None:
+    spec = with_statistics(make(model_folder, text, recipe=recipe("sparsegpt", 0.5)), statistics)
+    whole = execute(spec, tmp_path / "whole", silent)
+    discard(spec.run_id)
+    with pytest.raises(CancelledError):
+        execute(spec, tmp_path / "stopped", stopping_at("compressing", 1))
+    assert unfinished(spec.run_id) == Unfinished(1, 2)
+    resumed = execute(spec, tmp_path / "resumed", silent)
+    assert digest(tmp_path / "resumed") == digest(tmp_path / "whole")
+    assert whole.provenance["compression"]["blocks_found_finished"] == 0
+    assert resumed.provenance["compression"]["blocks_found_finished"] == 1
+    assert resumed.phases["compressing"].seconds > 0
+    assert resumed.phases["compressing"].total == 2
+
+
+@pytest.mark.parametrize("change", ["dtype", "threads", "windows", "format"])
+def test_blocks_of_other_circumstances_are_not_taken_up(
+    model_folder: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """What decides the bits and is not in the id of a run: the dtype that "auto" stands for, threads, what was read."""
+    spec = make(model_folder, text).model_copy(update={"dtype": "auto"})
+    execute(spec, tmp_path / "first", silent)
+    assert unfinished(spec.run_id) == Unfinished(2, 2)
+    if change == "dtype":
+        chosen = {torch.float32: torch.bfloat16, torch.bfloat16: torch.float32}
+        kept = choose_dtype("auto", torch.device("cpu"))[0]
+        monkeypatch.setattr("pruning.models.choose_dtype", lambda name, device: (chosen[kept], "for a test"))
+    elif change == "threads":
+        monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
+    elif change == "format":
+        monkeypatch.setattr("app.runs.compressing.CHECKPOINT_FORMAT", 99)
+    else:
+        monkeypatch.setattr(
+            "pruning.calibration.calibration_windows",
+            lambda tokenizer, text, windows, length, seed: Windows(torch.arange(96).view(3, 32)),
+        )
+    again = execute(spec, tmp_path / "again", silent)
+    assert again.provenance["compression"]["blocks_found_finished"] == 0
+
+
+def sweep(model_folder: Path, text: Path) -> list[RunSpec]:
+    recipes = (recipe("wanda", 0.5), recipe("sparsegpt", 0.3), recipe("sparsegpt", 0.6, quantize="int8"))
+    return [with_statistics(make(model_folder, text, recipe=one), "shared") for one in recipes]
+
+
+def test_a_sweep_is_made_from_one_reading_of_the_text_with_the_bits_of_each_alone(
+    model_folder: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs = sweep(model_folder, text)
+    for place, spec in enumerate(specs):
+        execute(spec, tmp_path / f"alone-{place}", silent)
+        discard(spec.run_id)
+    outcomes = []
+    for place, spec in enumerate(specs):
+        places: list[int] = []
+
+        def watch(phase: str, done: int, total: int, unit: str, places: list[int] = places) -> None:
+            if phase == "compressing":
+                places.append(done)
+
+        outcomes.append(execute(spec, tmp_path / f"together-{place}", watch, specs[place + 1 :]))
+        # Going from making blocks to putting them together is no step back.
+        assert places == sorted(places)
+        if place == 0:
+            # The others need no statistics any more.
+            monkeypatch.setattr("pruning.shared.capture", lambda *given: pytest.fail("the text was read again"))
+    for place, outcome in enumerate(outcomes):
+        assert digest(tmp_path / f"together-{place}") == digest(tmp_path / f"alone-{place}")
+        compression = outcome.provenance["compression"]
+        assert (compression["statistics"], compression["together"]) == ("shared", 3)
+        assert compression["blocks_found_finished"] == (0 if place == 0 else 2)
+        common, seconds = compression["common_seconds"], outcome.figures["compression_time"].value
+        assert 0 < common < seconds  # type: ignore[operator]  # it is a number
+        # A sweep like this takes the sum of these, in which what was done once is counted once.
+        assert outcome.phases["compressing"].seconds == pytest.approx(seconds - common + common / 3)
+    row = flat_row(specs[0], outcomes[0])
+    assert (row["allocation"], row["statistics"], row["made_together"]) == ("uniform", "shared", 3)
+    assert row["common_seconds"] == outcomes[0].provenance["compression"]["common_seconds"]
+
+
+def test_a_sibling_that_cannot_be_made_does_not_stop_the_others(
+    model_folder: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, broken, other = sweep(model_folder, text)
+    execute(own, tmp_path / "alone", silent)
+    discard(own.run_id)
+
+    def fails(weight: object, statistics: object, sparsity: float, pattern: object) -> None:
+        raise ZeroDivisionError("a method with a fault in it")
+
+    monkeypatch.setattr("pruning.methods.sparsegpt.prune", fails)
+    execute(own, tmp_path / "made", silent, [broken, other])
+    assert digest(tmp_path / "made") == digest(tmp_path / "alone")
+    with pytest.raises(ZeroDivisionError):
+        execute(broken, tmp_path / "broken", silent, [other])
+
+
+def test_a_sibling_that_does_not_fit_the_model_says_so_only_in_its_own_turn(
+    model_folder: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, unfit, _ = sweep(model_folder, text)
+
+    def check(model: object, recipe: Recipe, windows: object) -> None:
+        if recipe == unfit.recipe:
+            raise InputError("it does not fit")
+
+    monkeypatch.setattr("pruning.walk.check", check)
+    outcome = execute(own, tmp_path / "made", silent, [unfit])
+    assert outcome.provenance["compression"]["together"] == 1
+    assert unfinished(unfit.run_id) is None
+
+
+def test_siblings_are_made_along_only_as_far_as_the_disk_has_room(
+    model_folder: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, first, second = sweep(model_folder, text)
+    each = 4 * 2 * (32 * 32 + 2 * 16 * 32 + 32 * 32 + 3 * 32 * 64)
+    monkeypatch.setattr("app.runs.compressing._free_bytes", lambda: int(3.5 * each))
+    execute(own, tmp_path / "made", silent, [first, second])
+    assert unfinished(first.run_id) == Unfinished(2, 2)
+    assert unfinished(second.run_id) is None
+
+
+def test_how_it_was_compressed_is_recorded_layer_by_layer(model_folder: Path, text: Path, tmp_path: Path) -> None:
+    outcome = execute(make(model_folder, text), tmp_path / "variant", silent)
+    assert outcome.provenance["compression"] == {
+        "allocation": "uniform",
+        "statistics": "sequential",
+        "together": None,
+        "common_seconds": None,
+        "blocks_found_finished": 0,
+        "note": None,
+    }
+    assert outcome.figures["compression_peak_memory"].unit == "bytes"
+    assert outcome.figures["compression_peak_memory"].value > 1e6  # type: ignore[operator]  # it is a number
+    for layer in outcome.record()["layers"]:
+        assert layer["requested_sparsity"] == layer["sparsity"] == 0.5
+        assert 0 < layer["output_error"] < 1
+        assert (layer["tokens"], layer["sampled"]) == (96, 96)
+    assert execute(make(model_folder, text).dense(), tmp_path / "dense", silent).provenance["compression"] is None
+    magnitude = execute(make(model_folder, text, recipe=recipe("magnitude", 0.5)), tmp_path / "magnitude", silent)
+    assert magnitude.provenance["compression"]["statistics"] is None
+
+
+def test_a_smaller_model_is_measured_against_the_dense_one(
+    model_folder: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One block of two is gone: half of the weights of the blocks, whatever removed it."""
+    resident: list[bool] = []
+
+    def without_a_block(model: Any, recipe: Recipe, windows: Windows, **named: Any) -> Compression:
+        config = LlamaConfig.from_dict({**model.config.to_dict(), "num_hidden_layers": 1})
+        smaller = LlamaForCausalLM(config).eval().requires_grad_(False)
+        return Compression(smaller, (), 1.5, note="block 1 was removed")
+
+    def load(*given: Any, **named: Any) -> LoadedModel:
+        resident.append(named["resident"])
+        return load_model(*given, **named)
+
+    monkeypatch.setitem(METHODS, "shallow", replace(METHODS["wanda"], name="shallow", kind="depth", patterns=()))
+    monkeypatch.setattr("pruning.compress.compress", without_a_block)
+    monkeypatch.setattr("pruning.models.load_model", load)
+    spec = make(model_folder, text, recipe=recipe("shallow", 0.5))
+    outcome = execute(spec, tmp_path / "variant", silent)
+    prunable = 2 * (32 * 32 + 2 * 16 * 32 + 32 * 32 + 3 * 32 * 64)
+    assert resident == [True]
+    assert outcome.figures["sparsity"].value == 0.5
+    assert outcome.sizes["dense16_pruned_layer_bytes"] == 2 * prunable
+    assert outcome.sizes["pruned_layer_weights"] == prunable // 2
+    assert outcome.provenance["compression"]["note"] == "block 1 was removed"
+    assert outcome.figures["compression_time"].value == 1.5
 
 
 def test_the_network_is_off_unless_something_has_to_come_from_there(
