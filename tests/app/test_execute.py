@@ -3,6 +3,7 @@
 import hashlib
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from app.runs.outcome import flat_row
 from app.runs.spec import CalibrationSpec, EvaluationSpec, RunSpec
 from app.runs.store import Store
 from app.runs.sweep import identified
+from eval.latency import LatencyProtocol, time_generation
 from pruning.calibration import Windows
 from pruning.device import choose_dtype
 from pruning.errors import CancelledError, InputError
@@ -55,6 +57,17 @@ TOKENS = len(WORDS) - 3 * WORDS.count("word")
 def network(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tests find the hub's switch as it was."""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", constants.HF_HUB_OFFLINE)
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Timing is not what is tested here: one generation of a few tokens."""
+    short = LatencyProtocol(prompt_tokens=8, output_tokens=4, warmup=0, iterations=1, minimum_seconds=0.0)
+    monkeypatch.setattr("eval.measure.time_generation", partial(_timed, short))
+
+
+def _timed(short: LatencyProtocol, model: Any, ids: Any, protocol: None, **named: Any) -> Any:
+    return time_generation(model, ids, short, **named)
 
 
 @pytest.fixture(scope="module")
