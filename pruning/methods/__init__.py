@@ -111,5 +111,14 @@ METHODS: dict[str, Method] = {
             cost="two passes over the calibration text, and one solve a layer",
             shared_up_to=0.3,
         ),
+        Method(
+            name="admm",
+            title="ADMM",
+            statistics="gram",
+            patterns=("2:4", "4:8"),
+            summary="looks for the mask and the kept weights together, step by step, until both stay",
+            paper="Boža 2024, Fast and Effective Weight Update for Pruned LLMs (arXiv 2401.02938)",
+            cost="two passes over the calibration text, and twenty products of a layer with its Gram matrix",
+        ),
     )
 }

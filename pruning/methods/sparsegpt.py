@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from pruning.mask import FIRST, lowest, lowest_in_groups, removal_count
+from pruning.methods.factor import Memory, dampened_cholesky
 from pruning.methods.precision import working_copy
 from pruning.recipe import Pattern
 from pruning.statistics import UnusableStatisticsError
@@ -17,7 +18,7 @@ STEP = 32
 DAMPING = 0.01
 """Share of the mean diagonal added to the Gram matrix; ten times more at every retry."""
 
-RETRIES = 4
+_memory = Memory()
 
 
 def prune(weight: Tensor, statistics: Tensor | None, sparsity: float, pattern: Pattern | None) -> Tensor:
@@ -34,9 +35,8 @@ def prune(weight: Tensor, statistics: Tensor | None, sparsity: float, pattern: P
         return working_copy(weight)
     # Columns are worked on one at a time, so they are what lies contiguous in memory: (in, out) from here on.
     columns = working_copy(weight.T)
-    gram = statistics.to(columns)
-    factor = inverse_factor(gram)
-    dead = gram.diagonal() == 0
+    factor = _memory.get(statistics, inverse_factor, columns)
+    dead = statistics.to(columns).diagonal() == 0
     if pattern is None:
         removed = _remove_in_blocks(columns, factor, dead, sparsity)
     else:
@@ -56,19 +56,15 @@ def inverse_factor(gram: Tensor) -> Tensor:
     Raises UnusableStatisticsError when no damping makes H positive definite.
     """
     diagonal = gram.diagonal()
-    damping = DAMPING * diagonal.mean()
-    for _ in range(RETRIES):
-        backwards = gram.flip(0, 1)
-        backwards.diagonal().add_(damping + (diagonal == 0).flip(0))
-        lower, failed = torch.linalg.cholesky_ex(backwards)
-        if not bool(failed):
-            identity = torch.eye(gram.shape[0], dtype=gram.dtype, device=gram.device)
-            factor: Tensor = torch.linalg.solve_triangular(lower, identity, upper=False).flip(0, 1)
-            if bool(torch.isfinite(factor.sum())):
-                return factor
-        damping = damping * 10
-    most = DAMPING * 10 ** (RETRIES - 1)
-    raise UnusableStatisticsError(f"the Gram matrix is not positive definite, even dampened by {most:g} of its mean")
+    backwards = gram.flip(0, 1)
+    backwards.diagonal().add_((diagonal == 0).flip(0))
+    lower, _ = dampened_cholesky(backwards, DAMPING, diagonal.mean())
+    del backwards, _
+    identity = torch.eye(gram.shape[0], dtype=gram.dtype, device=gram.device)
+    factor: Tensor = torch.linalg.solve_triangular(lower, identity, upper=False).flip(0, 1)
+    if not bool(torch.isfinite(factor.sum())):
+        raise UnusableStatisticsError("the inverse of the Gram matrix is not finite")
+    return factor
 
 
 def _scores(columns: Tensor, diagonal: Tensor, dead: Tensor) -> Tensor:
