@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -11,10 +12,13 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from app.runs import queue
+from app.runs.checkpoints import remove_unfinished, unfinished
 from app.runs.library import add_model, added_models
 from app.runs.store import RunState, Store
 from app.runs.sweep import PRESETS, SweepRequest
-from tests.app.factories import fill, make_run, make_spec
+from pruning.methods import METHODS
+from tests.app.factories import BLOCKS, PARTS, fill, leave_blocks, make_outcome, make_run, make_spec, sharing
+from tests.app.test_combinations import NARROW
 
 ROOT = Path(__file__).parents[2]
 PAGES = {"Run": "app_pages/run.py", "Compare": "app_pages/compare.py", "Models": "app_pages/models.py"}
@@ -107,6 +111,33 @@ def test_the_form_says_what_it_will_make_and_starts_it(store: Store) -> None:
     }
 
 
+def test_allocations_and_statistics_are_chosen_in_the_form(store: Store) -> None:
+    app = visit("Run")
+    app.multiselect(key="sparsities").set_value(["70%"])
+    app.get_by_key("patterns").set_value(["unstructured", "2:4"])
+    app.get_by_key("allocations").set_value(["uniform", "owl"])
+    app.get_by_key("statistics").set_value("shared").run()
+    assert "Left out, as there is no such combination: 2:4 with OWL." in words(app)
+    app.button(key="start").click().run()
+    assert {run.label for run in store.runs([RunState.QUEUED])} == {
+        "Dense",
+        "Wanda 70% (shared)",
+        "Wanda 70% (OWL, shared)",
+        "Wanda 2:4 (shared)",
+    }
+
+
+def test_methods_that_remove_whole_parts_are_offered_apart(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METHODS, "narrow", NARROW)
+    app = visit("Run", sparsities="25%")
+    assert "Narrow" not in app.get_by_key("methods").options
+    assert "Narrow" in app.get_by_key("parts").options
+    app.get_by_key("parts").set_value(["narrow"])
+    app.get_by_key("methods").set_value([]).run()
+    app.button(key="start").click().run()
+    assert {run.label for run in store.runs([RunState.QUEUED])} == {"Dense", "Narrow 25%"}
+
+
 def test_what_is_there_already_is_said_and_not_made_again(store: Store) -> None:
     for spec in SweepRequest(methods=("wanda",), sparsities=(0.5,)).specs():
         make_run(store, spec)
@@ -191,6 +222,16 @@ def test_a_run_that_came_to_nothing_says_so_and_can_be_run_again(store: Store, s
     assert again is not None
     assert (again.attempt, again.state) == (2, RunState.QUEUED)
     assert f"again_{run.key}" not in {button.key for button in app.button}
+
+
+@pytest.mark.parametrize("state", [RunState.LOST, RunState.CANCELLED])
+def test_a_stopped_run_says_at_which_block_it_goes_on(store: Store, state: RunState) -> None:
+    run = make_run(store, state=state)
+    leave_blocks(run.run_id, 12, 30)
+    app = visit("Run")
+    assert "Start again: it goes on at block 13 of 30." in words(app)
+    app.button(key=f"again_{run.key}").click().run()
+    assert "goes on at block" not in words(app)
 
 
 def test_a_finished_run_shows_its_figures_and_is_charted(store: Store) -> None:
@@ -308,6 +349,76 @@ def test_how_it_was_measured_is_one_click_away(store: Store) -> None:
     assert lines["run"].startswith(run.run_id)
     assert lines["device name"] == "Test CPU @ 2 cores"
     assert lines["evaluation, windows"] == "16"
+
+
+def open_layers(store: Store) -> AppTest:
+    app = visit("Compare")
+    app.session_state["by_layer"] = True
+    app.run()
+    assert not app.exception
+    return app
+
+
+def test_every_layer_is_one_click_away_and_not_loaded_before(store: Store) -> None:
+    make_run(store, make_spec(None))
+    make_run(store, make_spec("sparsegpt", 0.5))
+    assert not visit("Compare").dataframe
+    app = open_layers(store)
+    table = app.dataframe[0].value
+    assert len(table) == BLOCKS * len(PARTS)
+    assert table["Change of its output (%)"].notna().all()
+    maps = [chart for chart in app.get("plotly_chart") if "Maps of" in chart.proto.alt]
+    assert len(maps) == 1
+    said = "2 layers pruned by Wanda: its statistics cannot be inverted (model.layers.3.self_attn.k_proj, "
+    assert said + "model.layers.3.self_attn.v_proj)." in words(app)
+
+
+def test_layers_of_a_method_that_looked_at_no_text_are_a_table_alone(store: Store) -> None:
+    make_run(store, make_spec("magnitude", 0.5))
+    app = open_layers(store)
+    assert len(app.dataframe[0].value) == BLOCKS * len(PARTS)
+    assert "Every layer lost the same share, 50%. The method looked at no text" in words(app)
+    assert not [chart for chart in app.get("plotly_chart") if "Maps of" in chart.proto.alt]
+
+
+def test_the_dense_model_has_no_layers_to_report(store: Store) -> None:
+    make_run(store, make_spec(None))
+    assert "keeps all of its layers as they are" in words(open_layers(store))
+
+
+def test_a_variant_of_older_days_says_what_is_missing(store: Store) -> None:
+    spec = make_spec("wanda", 0.5)
+    make_run(store, spec, outcome=replace(make_outcome(spec), layers=[]))
+    assert "Run it again to see its layers here" in words(open_layers(store))
+
+
+def test_time_that_was_shared_is_said_in_the_table(store: Store) -> None:
+    for spec in (make_spec(None), sharing("wanda", 0.5)):
+        make_run(store, spec, outcome=make_outcome(spec, together=(12, 20.0) if spec.recipe.prune else None))
+    table = compare("Every figure").dataframe[0].value
+    assert "of which 20 s once for 12 variants" in list(table["Statistics"])[-1]
+
+
+def test_unfinished_work_is_shown_and_removed_after_asking(store: Store) -> None:
+    assert "Unfinished work" not in words(visit("Models"))
+    stopped = make_run(store, state=RunState.CANCELLED)
+    leave_blocks(stopped.run_id, 12, 30)
+    app = visit("Models")
+    assert "Unfinished work" in words(app)
+    assert "1.20 kB: finished blocks of 1 variant." in words(app)
+    app.button(key="ask_unfinished").click().run()
+    assert not app.exception
+    assert unfinished(stopped.run_id) is not None
+    assert "1 run that was stopped will start from the first block" in words(app)
+    assert {"keep_unfinished", "remove_unfinished"} <= {button.key for button in app.button}
+    remove_unfinished(store)
+    app.run()
+    assert "Unfinished work" not in words(app)
+
+
+def test_work_that_is_waited_for_cannot_be_removed(store: Store) -> None:
+    leave_blocks(make_run(store, state=RunState.QUEUED).run_id, 12, 30)
+    assert visit("Models").button(key="ask_unfinished").disabled
 
 
 def test_models_shows_the_bundled_one_and_its_rounding(store: Store) -> None:

@@ -7,9 +7,10 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from app.runs import queue, transitions
+from app.runs.checkpoints import unfinished
 from app.runs.store import RunState
 from app.runs.sweep import PRESETS
-from tests.app.factories import fill, make_run, make_spec
+from tests.app.factories import fill, leave_blocks, make_run, make_spec
 from tests.browser.conftest import Server, Visitor
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
@@ -108,6 +109,28 @@ def test_removing_files_asks_first(server: Server, visitor: Callable[..., Visito
     expect(page.get_by_text("There is none yet")).to_be_visible()
     assert not queue.artifact_folder(run).exists()
     assert len(server.store.results()) == 1
+
+
+def test_removing_unfinished_work_asks_first(server: Server, visitor: Callable[..., Visitor]) -> None:
+    run = make_run(server.store, state=RunState.CANCELLED)
+    leave_blocks(run.run_id, 12, 30)
+    page = open_page(visitor(), server, "models")
+    page.locator(".st-key-unfinished").get_by_role("button", name="Remove").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog.get_by_text("will start from the first block")).to_be_visible()
+    assert unfinished(run.run_id) is not None
+    dialog.get_by_role("button", name="Remove").click()
+    expect(page.get_by_text("Unfinished work")).to_have_count(0)
+    assert unfinished(run.run_id) is None
+
+
+def test_layers_are_shown_when_they_are_opened(server: Server, visitor: Callable[..., Visitor]) -> None:
+    for share in (0.5, 0.6):
+        make_run(server.store, make_spec("sparsegpt", share))
+    page = open_page(visitor(), server, "compare")
+    page.get_by_text("Layer by layer").click()
+    expect(page.locator(".st-key-layer_map .js-plotly-plot .heatmaplayer image").first).to_be_visible()
+    expect(page.get_by_text("2 layers pruned by Wanda")).to_be_visible()
 
 
 @pytest.mark.parametrize("path", PAGES)
