@@ -103,7 +103,7 @@ def test_every_group_loses_its_lowest(rows: int, groups: int, pattern: str, seed
     dead=st.integers(0, 3),
     seed=st.integers(0, 99),
 )
-def test_every_method_removes_exactly_what_was_asked_and_stays_finite(
+def test_every_method_removes_exactly_what_was_asked_stays_finite_and_keeps_its_mask_when_run_again(
     method: str, rows: int, columns: int, ask: float | str, zeros: float, dead: int, seed: int
 ) -> None:
     if isinstance(ask, str) and ask not in METHODS[method].patterns:
@@ -122,6 +122,8 @@ def test_every_method_removes_exactly_what_was_asked_and_stays_finite(
     drawn = {"generator": torch.Generator().manual_seed(seed)} if METHODS[method].seeded else {}
     pruned = METHODS[method].load()(weight, statistics, sparsity, pattern, **drawn)
     assert torch.isfinite(pruned).all()
+    again = METHODS[method].load()(pruned, statistics, sparsity, pattern, **drawn)
+    assert torch.equal(again == 0, pruned == 0)
     removed = int((pruned == 0).sum())
     if pattern is None:
         natural = int((weight == 0).sum())

@@ -108,3 +108,65 @@ def correlated_inputs(tokens: int, features: int, seed: int) -> Matrix:
         (max(2, features // 8), features)
     )
     return (shared + 0.5 * random.standard_normal((tokens, features))) * np.exp(random.standard_normal(features))
+
+
+def admm(
+    weight: Matrix,
+    gram: Matrix,
+    sparsity: float,
+    group: tuple[int, int] | None = None,
+    penalty: float = 0.7,
+    damping: float = 0.1,
+    iterations: int = 20,
+    ramp: int = 15,
+) -> Matrix:
+    """Algorithm 1 of Boža 2024 with gradual masks, then every row's kept weights by least squares.
+
+    ``group`` is (kept, group): while the mask grows it is the lowest of what such groups would lose.
+    """
+    norms = np.sqrt(np.diag(gram))
+    hessian = gram / np.outer(norms, norms) + damping * np.eye(len(gram))
+    dense = weight * norms
+    solve = np.linalg.inv(hessian + penalty * np.eye(len(gram)))
+    current, dual = dense, np.zeros_like(dense)
+    for iteration in range(1, iterations + 1):
+        if iteration <= ramp:
+            share = sparsity * (1 - (1 - min(iteration / ramp, 1)) ** 3)
+            removed = _lowest(np.abs(current + dual), nearest(share, weight.size), group, iteration == ramp)
+        sparse = np.where(removed, 0, current + dual)
+        dual = dual + current - sparse
+        current = (dense @ hessian + penalty * (sparse - dual)) @ solve
+    return least_squares(dense, hessian, removed) / norms
+
+
+def _lowest(scores: Matrix, count: int, group: tuple[int, int] | None, whole: bool) -> NDArray[np.bool_]:
+    candidates = sorted((scores[r, c], r, c) for r in range(scores.shape[0]) for c in range(scores.shape[1]))
+    if group is not None:
+        kept, size = group
+        candidates = sorted(
+            entry
+            for row in range(scores.shape[0])
+            for start in range(0, scores.shape[1], size)
+            for entry in sorted((scores[row, c], row, c) for c in range(start, start + size))[: size - kept]
+        )
+    chosen = np.zeros(scores.shape, dtype=bool)
+    for _, row, column in candidates if group is not None and whole else candidates[:count]:
+        chosen[row, column] = True
+    return chosen
+
+
+def least_squares(target: Matrix, hessian: Matrix, removed: NDArray[np.bool_]) -> Matrix:
+    """For every row the z, zero where ``removed``, with the least (z − t)H(z − t)ᵀ: ‖Lᵀz − Lᵀt‖ for H = LLᵀ."""
+    root = np.linalg.cholesky(hessian).T
+    found = np.zeros_like(target)
+    for row in range(len(target)):
+        kept = np.flatnonzero(~removed[row])
+        if len(kept):
+            found[row, kept] = np.linalg.lstsq(root[:, kept], root @ target[row], rcond=None)[0]
+    return found
+
+
+def output_error(weight: Matrix, pruned: Matrix, gram: Matrix) -> float:
+    """‖X(W − Ŵ)ᵀ‖² from XᵀX."""
+    change = weight - pruned
+    return float(np.sum((change @ gram) * change))
