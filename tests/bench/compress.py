@@ -15,7 +15,8 @@ from pruning.recipe import PruneStep, Recipe
 from pruning.replay import capture
 from tests.bench.quality import bundled, windows_of
 
-LIMITS = {"wanda": 1.3, "sparsegpt": 2.0}
+LIMITS: dict[str, float | None] = {"wanda": 1.3, "sparsegpt": 1.6, "admm": None}
+"""Of the compression time over two bare passes; what has None is only printed."""
 
 
 def small() -> tuple[nn.Module, Windows]:
@@ -59,8 +60,9 @@ def main(arguments: Sequence[str]) -> int:
         model.load_state_dict(dense)
         two = before + bare_pass(model, windows)
         ratio = seconds / two
-        failed |= ratio > limit and not is_small
-        print(f"{method:<10} {seconds:7.1f} s   two bare passes {two:7.1f} s   ratio {ratio:.2f}   at most {limit:.1f}")
+        failed |= limit is not None and ratio > limit and not is_small
+        said = f"   at most {limit:.1f}" if limit is not None else ""
+        print(f"{method:<10} {seconds:7.1f} s   two bare passes {two:7.1f} s   ratio {ratio:.2f}{said}", flush=True)
     return int(failed)
 
 
