@@ -21,6 +21,9 @@ _WIDE = 4
 _NEEDED = ("perplexity", "perplexity_low", "perplexity_high", "sparsity", "size_on_disk")
 # With more points than this, their labels lie on each other; the pointer still reads them.
 _LABELLED = 14
+_HEIGHT = 400
+# One line of a legend, in which two names find room where there is least.
+_LEGEND_LINE = 22
 _TRANSPARENT = "rgba(0,0,0,0)"
 
 
@@ -76,6 +79,7 @@ def perplexity_against_sparsity(results: pd.DataFrame) -> Chart | None:
         draw_variants(figure, rows, name, edge)
     dense = dense_of(drawn)
     draw_dense(figure, dense)
+    _make_room(figure)
     caption = "How surprised the model is by real text (perplexity), with its 95% interval."
     if dense["perplexity"].notna().any():
         figure.add_hline(y=dense["perplexity"].iloc[0], line={"color": GREY, "width": 1.5, "dash": "dot"})
@@ -102,6 +106,7 @@ def quality_against_size(results: pd.DataFrame) -> Chart | None:
     dense = dense_of(drawn)
     draw_dense(figure, dense)
     draw_source(figure, dense)
+    _make_room(figure)
     widest = max(drawn["x"].max(), dense["source_bytes"].max() / MEGABYTE if not dense.empty else 0.0)
     caption = "What is saved and loaded again: zeros in a dense file save nothing, so pruned layers keep a bitmask."
     dense16 = drawn["dense16_bytes"].max()
@@ -179,7 +184,7 @@ def blank_figure(across: str, up: str | None) -> go.Figure:
     """Axes on no ground of their own, with what they show and its unit."""
     figure = go.Figure()
     figure.update_layout(
-        height=400,
+        height=_HEIGHT,
         margin={"l": 10, "r": 10, "t": 10, "b": 10},
         paper_bgcolor=_TRANSPARENT,
         plot_bgcolor=_TRANSPARENT,
@@ -189,6 +194,12 @@ def blank_figure(across: str, up: str | None) -> go.Figure:
     figure.update_xaxes(title={"text": across}, automargin=True, zeroline=False)
     figure.update_yaxes(title={"text": up}, automargin=True, zeroline=False)
     return figure
+
+
+def _make_room(figure: go.Figure) -> None:
+    """A legend of many lines makes the figure longer, not what is drawn in it smaller."""
+    listed = sum(trace.showlegend is not False for trace in figure.data)
+    figure.update_layout(height=_HEIGHT + _LEGEND_LINE * max(0, (listed + 1) // 2 - 2))
 
 
 def _with_quality(results: pd.DataFrame) -> pd.DataFrame:

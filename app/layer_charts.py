@@ -41,8 +41,6 @@ def layer_map(layers: pd.DataFrame) -> Chart | None:
                 y=[plain_html(part) for part in parts],
                 coloraxis=f"coloraxis{'' if place == 1 else place}",
                 hovertemplate=f"block %{{x}}, %{{y}}<br>{title}: %{{z:.3g}}%<extra></extra>",
-                xgap=1,
-                ygap=1,
             ),
             row=place,
             col=1,

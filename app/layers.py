@@ -55,7 +55,8 @@ def layers_table(layers: pd.DataFrame) -> pd.DataFrame:
         header: [significant(_PERCENT * value) for value in layers[source]] for source, header in percents.items()
     }
     table |= {
-        "Tokens seen": [int(value) if value == value else None for value in layers["tokens"]],
+        # Of a method that looks at no text there is nothing to say.
+        "Tokens seen": [int(value) if value > 0 else None for value in layers["tokens"]],
         "Time (s)": [significant(value) for value in layers["seconds"]],
         "Note": layers["note"].to_list(),
     }

@@ -35,7 +35,7 @@ def groups(drawn: pd.DataFrame) -> Iterator[tuple[str, list[Row]]]:
     for row in made:
         line = Line(row["method"], row["quantize"], row["allocation"], row["calibration"] if several else "")
         lines.setdefault(line, []).append(row)
-    for line in sorted(lines, key=lambda line: (method_rank(line.method), line.quantize != "none", *line)):
+    for line in sorted(lines, key=_rank):
         apart = _by_statistics(lines[line])
         for statistics, rows in apart.items():
             told = [ALLOCATIONS[line.allocation].title] if line.allocation in SPREAD else []
@@ -52,10 +52,14 @@ class Line(NamedTuple):
     calibration: str
 
 
+def _rank(line: Line) -> tuple[object, ...]:
+    return method_rank(line.method), line.quantize != "none", line.quantize, line.allocation in SPREAD, *line
+
+
 def _by_statistics(rows: list[Row]) -> dict[str, list[Row]]:
     """All rows together unless the same variant is among them from both kinds of statistics."""
     kinds: dict[str, list[Row]] = {}
-    for row in rows:
+    for row in sorted(rows, key=lambda row: str(row["statistics"])):
         kinds.setdefault(row["statistics"], []).append(row)
     variants = [{(row["sparsity_asked"], row["pattern"]) for row in kind} for kind in kinds.values()]
     return kinds if len(variants) > 1 and set.intersection(*variants) else {"": rows}
@@ -140,9 +144,11 @@ def _draw(
     method = rows[0]["method"]
     colour = method_colour(method)
     labels = [_mark(row, say_share=say_share) for row in rows]
+    places = ["middle right"] * len(rows)
     if rows[-1]["allocation"] in SPREAD:
         # Lines of one method differ in nothing else that is drawn.
-        labels[-1] += f" {ALLOCATIONS[rows[-1]['allocation']].title}"
+        labels[-1] = f"{ALLOCATIONS[rows[-1]['allocation']].title}{labels[-1]} "
+        places[-1] = "top left"
     figure.add_trace(
         go.Scatter(
             x=[row["x"] for row in rows],
@@ -152,7 +158,7 @@ def _draw(
             showlegend=listed,
             mode="+".join(["markers", *(["lines"] if line else []), *(["text"] if any(labels) else [])]),
             text=labels,
-            textposition="middle right",
+            textposition=places,
             line={"color": colour, "dash": method_dash(method), "width": 2},
             marker={
                 "color": colour,

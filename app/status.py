@@ -95,6 +95,8 @@ def going_on(left: Unfinished) -> str:
     """Where another attempt goes on: "Start again: it goes on at block 13 of 30." """
     if left.total and left.done >= left.total:
         return f"Start again: all {left.total} blocks are made, and it goes on with saving."
+    if not left.done:
+        return "Start again: it goes on with what was found out so far."
     return f"Start again: it goes on at block {left.done + 1}{f' of {left.total}' if left.total else ''}."
 
 

@@ -145,7 +145,8 @@ if by_layer.open:
         if not pruned:
             st.caption("The dense model keeps all of its layers as they are: choose a compressed variant above.")
         else:
-            layered = st.selectbox("Variant", list(pruned), key="by_layer_variant", width=320)
+            newest_made = list(pruned.values()).index(max(pruned.values()))
+            layered = st.selectbox("Variant", list(pruned), index=newest_made, key="by_layer_variant", width=320)
             show_layers(store.record(pruned.get(layered, next(iter(pruned.values())))))
 
 measured = st.expander("How it was measured", icon=":material/fact_check:", key="how_measured", on_change="rerun")

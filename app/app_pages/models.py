@@ -169,13 +169,13 @@ else:
 if use.checkpoints:
     st.subheader("Unfinished work")
     left = removable(store)
-    with st.container(border=True, horizontal=True, vertical_alignment="center", key="unfinished"):
-        st.text(
+    with st.container(border=True, key="unfinished"):
+        about, action = st.columns([5, 1], vertical_alignment="center")
+        about.text(
             f"{size(sum(use.checkpoints.values()))}: finished blocks of {counted(len(use.checkpoints), 'variant')}. "
-            "A run that was stopped goes on from them when it is started again; they go when it is done.",
-            width="stretch",
+            "A run that was stopped goes on from them when it is started again; they go when it is done."
         )
-        if st.button(
+        if action.button(
             "Remove",
             key="ask_unfinished",
             icon=":material/delete:",

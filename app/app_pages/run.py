@@ -98,6 +98,7 @@ with form:
         help=described("weights"),
         key="methods",
         bind="query-params",
+        wrap=True,
     )
     whole = (
         st.pills(
@@ -108,6 +109,7 @@ with form:
             help=described("width", "depth") + "\n\nThe share to remove is one of all weights in the model's blocks.",
             key="parts",
             bind="query-params",
+            wrap=True,
         )
         if STRUCTURED
         else []

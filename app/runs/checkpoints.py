@@ -12,9 +12,16 @@ BLOCKS_NOTE = "blocks"
 """The note in a checkpoint that says how many blocks the model has."""
 
 
+# What a checkpoint has before any work is done.
+_FROM_THE_START = {"key", f"{BLOCKS_NOTE}.json"}
+
+
 @dataclass(frozen=True)
 class Unfinished:
-    """A variant of which ``done`` of ``total`` blocks are made; ``total`` is 0 where it is not known."""
+    """A variant of which ``done`` of ``total`` blocks are made; ``total`` is 0 where it is not known.
+
+    None may be made where something else was found out that need not be again, such as which blocks go.
+    """
 
     done: int
     total: int
@@ -26,11 +33,12 @@ def checkpoint_folder(run_id: str) -> Path:
 
 
 def unfinished(run_id: str) -> Unfinished | None:
-    """How far a run is that was stopped; None where no block of it is left."""
+    """How far a run is that was stopped; None where nothing of its work is left."""
     folder = checkpoint_folder(run_id)
-    done = sum(1 for _ in folder.glob("block-*.safetensors"))
-    if not done:
+    names = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
+    if not names - _FROM_THE_START:
         return None
+    done = sum(name.startswith("block-") and name.endswith(".safetensors") for name in names)
     try:
         total = int(json.loads((folder / f"{BLOCKS_NOTE}.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
@@ -44,7 +52,7 @@ def discard(run_id: str) -> None:
 
 
 def discard_if_empty(run_id: str) -> None:
-    """Remove the checkpoint of a run that did not get as far as its first block."""
+    """Remove the checkpoint of a run that did not get as far as any work worth keeping."""
     if unfinished(run_id) is None:
         discard(run_id)
 

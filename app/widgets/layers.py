@@ -18,27 +18,28 @@ def show_layers(record: Mapping[str, Any]) -> None:
         st.caption("Nothing was noted layer by layer when this variant was made. Run it again to see its layers here.")
         return
     note = (record["provenance"].get("compression") or {}).get("note")
-    unusual = [*([str(note)] if note else []), *fallbacks(layers)]
+    if note:
+        say_note("What was removed", str(note))
+    unusual = fallbacks(layers)
     if unusual:
-        say_note("Not everything could be done as asked", "\n".join(unusual))
+        say_note("Not every layer could be treated as asked", "\n".join(unusual))
     chart = layer_map(layers)
     share = same_share(layers)
-    with st.container(horizontal=True, gap="large"):
-        if chart is not None:
-            with st.container(border=True, width=620, key="layer_map_card"):
-                st.subheader(chart.title)
-                st.caption(chart.caption)
-                st.plotly_chart(chart.figure, key="layer_map", alt=chart.alt, config={"displayModeBar": False})
-        with st.container(width="stretch"):
-            if chart is None and share is not None:
-                st.caption(
-                    f"Every layer lost the same share, {percent(round(share, 4))}. The method looked at no text, so "
-                    "how much each layer's output changed is not known."
-                )
-            st.dataframe(
-                layers_table(layers),
-                hide_index=True,
-                key="layers",
-                alt="Every layer with what was done to it",
-                height=420,
-            )
+    if chart is not None:
+        with st.container(border=True, key="layer_map_card"):
+            st.subheader(chart.title)
+            st.caption(chart.caption)
+            st.plotly_chart(chart.figure, key="layer_map", alt=chart.alt, config={"displayModeBar": False})
+    elif share is not None:
+        st.caption(
+            f"Every layer lost the same share, {percent(round(share, 4))}. The method looked at no text, so how much "
+            "each layer's output changed is not known."
+        )
+    st.dataframe(
+        layers_table(layers),
+        hide_index=True,
+        key="layers",
+        alt="Every layer with what was done to it",
+        height=420,
+        column_config={"Layer": st.column_config.TextColumn(pinned=True)},
+    )

@@ -36,6 +36,7 @@ def test_blocks_are_counted_without_the_engine(home: Path) -> None:
     [
         (Unfinished(12, 30), "Start again: it goes on at block 13 of 30."),
         (Unfinished(12, 0), "Start again: it goes on at block 13."),
+        (Unfinished(0, 30), "Start again: it goes on with what was found out so far."),
         (Unfinished(30, 30), "Start again: all 30 blocks are made, and it goes on with saving."),
     ],
 )
@@ -50,6 +51,14 @@ def test_a_run_without_a_block_leaves_nothing(home: Path) -> None:
     discard_if_empty("b" * 12)
     assert not checkpoint_folder("a" * 12).exists()
     assert unfinished("b" * 12) == Unfinished(1, 30)
+
+
+def test_what_was_found_out_before_the_first_block_is_kept(home: Path) -> None:
+    """Which blocks go, or how a share is spread, can be most of the work."""
+    leave_blocks("a" * 12, 0, 30)
+    (checkpoint_folder("a" * 12) / "removed.json").write_text("[3]")
+    discard_if_empty("a" * 12)
+    assert unfinished("a" * 12) == Unfinished(0, 30)
 
 
 def test_a_finished_run_starts_from_nothing_and_a_stopped_one_goes_on(store: Store) -> None:

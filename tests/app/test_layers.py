@@ -67,7 +67,7 @@ def test_the_table_is_in_percent_and_without_what_nobody_measured() -> None:
         "Note": "",
     }
     blind = layers_table(layers_frame(record(layer("a.0.x", None))))
-    assert list(blind) == ["Layer", "Asked to remove (%)", "Removed (%)", "Tokens seen", "Time (s)"]
+    assert list(blind) == ["Layer", "Asked to remove (%)", "Removed (%)", "Time (s)"]
 
 
 def test_fallbacks_are_named_with_their_reason_and_not_one_by_one() -> None:

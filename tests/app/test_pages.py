@@ -369,6 +369,7 @@ def test_every_layer_is_one_click_away_and_not_loaded_before(store: Store) -> No
     assert table["Change of its output (%)"].notna().all()
     maps = [chart for chart in app.get("plotly_chart") if "Maps of" in chart.proto.alt]
     assert len(maps) == 1
+    assert "Not every layer could be treated as asked" in words(app)
     said = "2 layers pruned by Wanda: its statistics cannot be inverted (model.layers.3.self_attn.k_proj, "
     assert said + "model.layers.3.self_attn.v_proj)." in words(app)
 
