@@ -120,5 +120,27 @@ METHODS: dict[str, Method] = {
             paper="Boža 2024, Fast and Effective Weight Update for Pruned LLMs (arXiv 2401.02938)",
             cost="two passes over the calibration text, and twenty products of a layer with its Gram matrix",
         ),
+        Method(
+            name="width",
+            title="Width",
+            statistics="gram",
+            patterns=(),
+            summary="removes FFN channels and groups of attention heads: a narrower model, faster everywhere",
+            paper="Kurtic et al. 2023, ZipLM (arXiv 2302.04089), and Ling et al. 2024, SlimGPT (arXiv 2412.18110)",
+            cost="two or three passes over the calibration text, and one solve a block",
+            kind="width",
+            allocations=("uniform",),
+        ),
+        Method(
+            name="depth",
+            title="Depth",
+            statistics="norms",  # it looks at text, if only at what whole blocks change
+            patterns=(),
+            summary="removes the blocks that change their input least: a shorter model, faster everywhere",
+            paper="Men et al. 2024, ShortGPT (arXiv 2403.03853)",
+            cost="one pass over the calibration text for every block that goes",
+            kind="depth",
+            allocations=("uniform",),
+        ),
     )
 }
