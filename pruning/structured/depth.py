@@ -98,7 +98,7 @@ def without_blocks(model: nn.Module, blocks: Sequence[Block], removed: Sequence[
     move_rest(model, new, [block.name for block in blocks])
     for module, index in zip(blocks_at(new, blocks[0]), kept, strict=True):
         move_block(blocks[index].module, module)
-    return new
+    return new.requires_grad_(False)
 
 
 def _dispensable(blocks: Sequence[Block], removed: Sequence[int]) -> list[int]:

@@ -99,6 +99,7 @@ def prune_width(
             with stage.holding(narrower):
                 propagate(stage, replay, index, replace(block, module=narrower), tick)
         progress(PHASE, index + 1, len(blocks), UNIT)
+    new.requires_grad_(False)
     share = removed_weights(found, widths) / total
     words = " and ".join(f"{target.keep} of {target.part.units} {target.part.title}" for target in targets)
     note = "; ".join([f"{step.sparsity:.1%} asked, {share:.1%} removed: every block keeps {words}", *reasons])
