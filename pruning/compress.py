@@ -60,7 +60,7 @@ def compress(
     blocks = check(model, recipe, windows)
     model.eval()
     if step is not None and METHODS[step.method].kind != "weights":
-        return _restructure(model, recipe, step, windows, checkpoint, progress)
+        return _restructure(model, recipe, step, windows, device, checkpoint, progress)
     shared = step is not None and step.statistics == "shared"
     if shared and (checkpoint is None or not checkpoint.finished(len(blocks))):
         made = compress_shared(model, [Order(recipe, checkpoint)], windows, device=device, progress=progress)
@@ -128,6 +128,7 @@ def _restructure(
     recipe: Recipe,
     step: PruneStep,
     windows: Windows | None,
+    device: torch.device | None,
     checkpoint: Checkpoint | None,
     progress: Progress,
 ) -> Compression:
@@ -137,10 +138,15 @@ def _restructure(
     started = time.perf_counter()
     assert windows is not None
     prune = prune_width if METHODS[step.method].kind == "width" else prune_depth
-    done = prune(model, step, windows, checkpoint=checkpoint, progress=progress)
-    layers = list(done.layers)
+    done = prune(model, step, windows, device=device, checkpoint=checkpoint, progress=progress)
     if recipe.quantize is not None:
         rest = Recipe(quantize=recipe.quantize)
-        blocks = check(done.model, rest, None)
-        layers, _, _ = _walk(done.model, blocks, rest, None, Stage(done.model, None), None, progress)
-    return Compression(done.model, tuple(layers), time.perf_counter() - started, note=done.note)
+        _walk(done.model, check(done.model, rest, None), rest, None, Stage(done.model, device), None, progress)
+    return Compression(
+        model=done.model,
+        layers=tuple(done.layers),
+        seconds=time.perf_counter() - started,
+        resumed=done.resumed,
+        removed=done.removed,
+        note=done.note,
+    )

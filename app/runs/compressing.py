@@ -5,7 +5,7 @@ import json
 import logging
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from app import paths
@@ -20,6 +20,7 @@ from pruning.progress import Progress
 if TYPE_CHECKING:
     from torch import nn
 
+    from pruning.anatomy import Unpruned
     from pruning.calibration import Windows
     from pruning.checkpoint import Checkpoint
     from pruning.models import LoadedModel
@@ -56,11 +57,12 @@ def make(
     :func:`pruning.compress.compress` raises; what is finished by then is kept for the next attempt.
     """
     from eval.memory import PeakMemory
-    from pruning.anatomy import decoder_blocks
+    from pruning.anatomy import decoder_blocks, unpruned
     from pruning.compress import compress
     from pruning.shared import Order
 
     total = len(decoder_blocks(loaded.model))
+    left = unpruned(loaded.model)
     own = _checkpoint(spec, loaded, windows, total)
     found = sum(own.has(index) for index in range(total))
     with PeakMemory(loaded.device) as memory:
@@ -74,7 +76,7 @@ def make(
         model=done.model,
         layers=done.layers,
         figures={"compression_time": Figure(done.seconds, "s"), **figures},
-        provenance=_provenance(spec, done, found),
+        provenance=_provenance(spec, done, found, left),
         phase=PhaseTime(_own_share(done), total),
     )
 
@@ -155,7 +157,7 @@ def _own_share(done: "Compression") -> float:
     return done.seconds - common + common / max(done.together or 1, 1)
 
 
-def _provenance(spec: RunSpec, done: "Compression", found: int) -> dict[str, Any]:
+def _provenance(spec: RunSpec, done: "Compression", found: int, left: "Sequence[Unpruned]") -> dict[str, Any]:
     prune = spec.recipe.prune
     return {
         "allocation": prune.allocation if prune is not None else None,
@@ -163,5 +165,7 @@ def _provenance(spec: RunSpec, done: "Compression", found: int) -> dict[str, Any
         "together": done.together,
         "common_seconds": done.common_seconds,
         "blocks_found_finished": found,
+        "removed": list(done.removed),
         "note": done.note,
+        "unpruned": [asdict(entry) for entry in left],
     }

@@ -375,12 +375,18 @@ def test_siblings_are_made_along_only_as_far_as_the_disk_has_room(
 
 def test_how_it_was_compressed_is_recorded_layer_by_layer(model_folder: Path, text: Path, tmp_path: Path) -> None:
     outcome = execute(make(model_folder, text), tmp_path / "variant", silent)
-    assert outcome.provenance["compression"] == {
+    compression = dict(outcome.provenance["compression"])
+    assert [(entry["name"], entry["reason"]) for entry in compression.pop("unpruned")] == [
+        ("model.embed_tokens.weight", "embedding"),
+        ("lm_head.weight", "tied: it is model.embed_tokens.weight"),
+    ]
+    assert compression == {
         "allocation": "uniform",
         "statistics": "sequential",
         "together": None,
         "common_seconds": None,
         "blocks_found_finished": 0,
+        "removed": [],
         "note": None,
     }
     assert outcome.figures["compression_peak_memory"].unit == "bytes"

@@ -78,9 +78,7 @@ def main() -> int:
                     flush=True,
                 )
     ratio = took / slowest
-    print(
-        f"{len(asked)} together {took:.1f} s, the slowest alone {slowest:.1f} s: ×{ratio:.2f} (at most {LIMIT})"
-    )
+    print(f"{len(asked)} together {took:.1f} s, the slowest alone {slowest:.1f} s: ×{ratio:.2f} (at most {LIMIT})")
     return int(ratio > LIMIT)
 
 
