@@ -44,11 +44,12 @@ class ModelSize:
     @classmethod
     def known(cls, parameters: int | None, title: str, results: pd.DataFrame) -> "ModelSize | None":
         """From an earlier result of the model where there is one, else from its card."""
-        earlier = results[results["model"] == title].dropna(subset=["parameters", "dense16_pruned_layer_bytes"])
+        earlier = results[results["model"] == title].dropna(subset=["dense16_bytes", "dense16_pruned_layer_bytes"])
         if not earlier.empty:
             row = earlier.iloc[0]
             auto = _BYTES_PER_WEIGHT.get(str(row["dtype"]), 2.0)
-            return cls(int(row["parameters"]), int(row["dense16_pruned_layer_bytes"] / 2), auto)
+            # Those of the dense model, of which a variant may have fewer.
+            return cls(int(row["dense16_bytes"] / 2), int(row["dense16_pruned_layer_bytes"] / 2), auto)
         return cls(parameters) if parameters else None
 
 

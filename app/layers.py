@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from app.wording import counted, significant
+from app.wording import counted, figures, significant
 
 _NAMED = 3
 _PERCENT = 100
@@ -67,6 +67,29 @@ def layers_table(layers: pd.DataFrame) -> pd.DataFrame:
 def fallbacks(layers: pd.DataFrame) -> list[str]:
     """Where layers were not treated as asked, and why: a sentence for each reason."""
     return list(_fallbacks(layers))
+
+
+def removed_words(record: Mapping[str, Any]) -> str | None:
+    """What was taken out of the model as a whole, and where that is not what was asked for; None for nothing."""
+    compression = record["provenance"].get("compression") or {}
+    parts = [str(compression["note"])] if compression.get("note") else []
+    parts += [", ".join(map(str, compression["removed"]))] if compression.get("removed") else []
+    return "\n".join(parts) or None
+
+
+def unpruned_words(record: Mapping[str, Any]) -> str | None:
+    """What of the model was left as it is, by reason; None where the record does not say."""
+    compression = record["provenance"].get("compression") or {}
+    weights: dict[str, list[int]] = {}
+    for entry in compression.get("unpruned") or ():
+        weights.setdefault(str(entry["reason"]), []).append(int(entry["weights"]))
+    if not weights:
+        return None
+    reasons = []
+    for reason, counts in weights.items():
+        said = f"{figures(sum(counts) / 1e6)} million weights" if sum(counts) else "no weights of its own"
+        reasons.append(f"{reason} ({f'{len(counts):,} tensors, ' if len(counts) > 1 else ''}{said})")
+    return f"Left as it is: {'; '.join(reasons)}."
 
 
 def same_share(layers: pd.DataFrame) -> float | None:

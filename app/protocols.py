@@ -8,6 +8,7 @@ import pandas as pd
 
 from app.palette import UNPRUNED
 from app.wording import counted
+from pruning.methods import METHODS
 
 
 @dataclass(frozen=True)
@@ -85,9 +86,13 @@ def left_out(chosen: Protocol, others: Sequence[Protocol]) -> str | None:
 
 
 def not_faster(results: pd.DataFrame) -> str | None:
-    """Which variants run the same kernels as the dense model, so that zeros cannot make them faster here."""
+    """Which variants run the same kernels as the dense model, so that zeros cannot make them faster here.
+
+    Variants of which whole parts were removed have no such zeros: they are smaller models.
+    """
     dense = results[(results["method"] == UNPRUNED) & (results["quantize"] == "none")]
-    same = results["runtime"].isin(set(dense["runtime"])) & (results["sparsity_asked"] > 0)
+    zeros = results["method"].isin([name for name, method in METHODS.items() if method.kind == "weights"])
+    same = results["runtime"].isin(set(dense["runtime"])) & (results["sparsity_asked"] > 0) & zeros
     if not same.any():
         return None
     runtime = results.loc[same, "runtime"].iloc[0]

@@ -25,6 +25,14 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         for key, inner in value.items():
             yield from _flat(f"{name}, {key}" if name else str(key).replace("_", " "), inner)
     elif isinstance(value, list):
-        yield name, ", ".join(map(str, value)) or None
+        yield name, ", ".join(map(_in_one_line, value)) or None
     else:
         yield name.replace("_", " "), value
+
+
+def _in_one_line(value: Any) -> str:
+    """Of several facts the first names what the others are about."""
+    if not isinstance(value, Mapping):
+        return str(value)
+    first, *rest = (str(one) for one in value.values())
+    return f"{first} ({', '.join(rest)})" if rest else first

@@ -22,7 +22,7 @@ from pruning.methods import METHODS
 from pruning.quantize import SCHEMES
 
 SHOWN_AT_ONCE = 30
-SPARSITIES = ["30%", "40%", "50%", "60%", "70%"]
+SPARSITIES = ["10%", "20%", "30%", "40%", "50%", "60%", "70%"]
 TEXTS = {BUNDLED_ARTICLES: "news articles (come with Poda)", "wikitext2": "WikiText-2 (downloaded)"}
 STATISTICS = {
     "auto": "whichever is best",

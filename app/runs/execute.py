@@ -47,14 +47,13 @@ def execute(spec: RunSpec, folder: Path, progress: Progress, siblings: Sequence[
 
     seed = _seed(spec)
     torch.manual_seed(seed)
-    structured = is_structured(spec.recipe)
     loaded = load_model(
         reference,
         device=spec.device,
         dtype=spec.dtype,
         cache=paths.model_cache(),
-        # Single weights are pruned block by block, each taken to the device in its turn.
-        resident=structured,
+        # Blocks are taken to the device one by one, each in its turn.
+        resident=False,
         progress=progress,
     )
     if spec.model_hash is not None and loaded.identity.file_hash != spec.model_hash:
@@ -69,8 +68,8 @@ def execute(spec: RunSpec, folder: Path, progress: Progress, siblings: Sequence[
         "spec": spec.model_dump(mode="json"),
         "identity": asdict(loaded.identity),
     }
-    dense = (loaded.identity.parameters, loaded.identity.prunable_parameters) if structured else None
-    save_artifact(loaded.model, loaded.tokenizer, folder, header, dense=dense)
+    whole = (loaded.identity.parameters, loaded.identity.prunable_parameters)
+    save_artifact(loaded.model, loaded.tokenizer, folder, header, dense=whole if is_structured(spec.recipe) else None)
     layers = [asdict(layer) for layer in made.layers] if made is not None else []
     compression = made.provenance if made is not None else None
     figures = made.figures if made is not None else {"compression_time": Figure(0.0, "s")}

@@ -154,7 +154,7 @@ def _memory_levers(spec: RunSpec | None) -> str:
     if spec is not None and shares_statistics(spec):
         levers.insert(0, "sequential statistics, which hold what one variant needs and not what all of them do")
     if spec is not None and is_structured(spec.recipe):
-        levers.append("a smaller model, as the smaller variant is made beside the whole one")
+        levers.append("a method that removes single weights")
     return f"{', '.join(levers)}, or another device"
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import streamlit as st
 
 from app.layer_charts import layer_map
-from app.layers import fallbacks, layers_frame, layers_table, same_share
+from app.layers import fallbacks, layers_frame, layers_table, removed_words, same_share, unpruned_words
 from app.widgets.messages import say_note
 from app.wording import percent
 
@@ -17,9 +17,9 @@ def show_layers(record: Mapping[str, Any]) -> None:
     if layers.empty:
         st.caption("Nothing was noted layer by layer when this variant was made. Run it again to see its layers here.")
         return
-    note = (record["provenance"].get("compression") or {}).get("note")
-    if note:
-        say_note("What was removed", str(note))
+    removed = removed_words(record)
+    if removed is not None:
+        say_note("What was removed", removed)
     unusual = fallbacks(layers)
     if unusual:
         say_note("Not every layer could be treated as asked", "\n".join(unusual))
@@ -43,3 +43,6 @@ def show_layers(record: Mapping[str, Any]) -> None:
         height=420,
         column_config={"Layer": st.column_config.TextColumn(pinned=True)},
     )
+    left = unpruned_words(record)
+    if left is not None:
+        st.text(left)

@@ -9,7 +9,7 @@ from app.estimate import Estimate, ModelSize, bytes_on_disk, estimate, in_words
 from app.runs.spec import RunSpec
 from pruning.methods import METHODS
 from tests.app.factories import make_spec
-from tests.app.frames import DENSE16_PRUNED, frame, row
+from tests.app.frames import DENSE16, DENSE16_PRUNED, frame, row
 
 MODEL = ModelSize(parameters=1000, prunable=800)
 
@@ -49,7 +49,7 @@ def test_an_unknown_share_of_prunable_layers_promises_no_saving() -> None:
 
 def test_the_size_of_a_model_is_learned_from_its_results() -> None:
     results = frame(row(model="known", parameters=500, dtype="float32"))
-    assert ModelSize.known(7, "known", results) == ModelSize(500, int(DENSE16_PRUNED / 2), 4.0)
+    assert ModelSize.known(7, "known", results) == ModelSize(int(DENSE16 / 2), int(DENSE16_PRUNED / 2), 4.0)
     assert ModelSize.known(7, "new", results) == ModelSize(7)
     assert ModelSize.known(None, "new", results) is None
 

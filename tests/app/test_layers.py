@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from app.layer_charts import layer_map
-from app.layers import fallbacks, layers_frame, layers_table, same_share
+from app.layers import fallbacks, layers_frame, layers_table, removed_words, same_share, unpruned_words
 
 
 def layer(name: str, error: float | None = 0.1, share: float = 0.5, note: str | None = None) -> dict[str, Any]:
@@ -78,6 +78,30 @@ def test_fallbacks_are_named_with_their_reason_and_not_one_by_one() -> None:
         "1 layer pruned by magnitude: other (a.9.y).",
     ]
     assert fallbacks(layers_frame(record(layer("a.0.x")))) == []
+
+
+def of(**compression: object) -> dict[str, Any]:
+    return {"provenance": {"compression": compression}}
+
+
+def test_what_went_and_what_stayed_is_said_in_words() -> None:
+    assert removed_words(of(note="25.0% asked, 23.3% removed", removed=["model.layers.3", "model.layers.4"])) == (
+        "25.0% asked, 23.3% removed\nmodel.layers.3, model.layers.4"
+    )
+    assert removed_words(of(note=None, removed=[])) is None
+    assert removed_words({"provenance": {"compression": None}}) is None
+    left = [
+        {"name": "embed", "weights": 28_311_552, "reason": "embedding"},
+        {"name": "head", "weights": 0, "reason": "tied: it is embed"},
+        {"name": "router.0", "weights": 500_000, "reason": "router"},
+        {"name": "router.1", "weights": 500_000, "reason": "router"},
+    ]
+    assert unpruned_words(of(unpruned=left)) == (
+        "Left as it is: embedding (28.3 million weights); tied: it is embed (no weights of its own); "
+        "router (2 tensors, 1.00 million weights)."
+    )
+    assert unpruned_words(of(unpruned=[])) is None
+    assert unpruned_words({"provenance": {}}) is None
 
 
 def test_the_map_shows_errors_by_block_and_part() -> None:

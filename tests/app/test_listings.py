@@ -2,11 +2,14 @@
 
 import csv
 import io
+from dataclasses import replace
 
 import pandas as pd
+import pytest
 
 from app.listings import fold_equal, in_recipe_order, results_csv, results_table, variants_table
 from app.protocols import left_out, not_faster, out_of_date, protocols, way_titles
+from pruning.methods import METHODS
 from tests.app.frames import frame, pruned, row
 
 
@@ -134,6 +137,14 @@ def test_variants_that_run_as_the_dense_one_are_said_to_be_no_faster() -> None:
     assert said is not None
     assert said.startswith("1 pruned variant here runs with the same kernels")
     assert not_faster(frame(row(), pruned("wanda", 0.5, 60.0, runtime="aten int8"))) is None
+
+
+def test_a_smaller_model_is_not_said_to_be_no_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METHODS, "narrow", replace(METHODS["wanda"], name="narrow", kind="width"))
+    assert not_faster(frame(row(), pruned("narrow", 0.25, 60.0))) is None
+    said = not_faster(frame(row(), pruned("narrow", 0.25, 60.0), pruned("wanda", 0.5, 60.0)))
+    assert said is not None
+    assert said.startswith("1 pruned variant here")
 
 
 def test_what_is_out_of_date_says_why() -> None:

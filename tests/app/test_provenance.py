@@ -11,7 +11,13 @@ def test_nested_values_become_lines_and_missing_ones_are_left_out() -> None:
         "started_at": "2026-01-01T00:00:00+00:00",
         "finished_at": None,
         "spec": {"model": "bundled", "recipe": {"prune": "left out"}, "calibration": {"windows": 8, "text_hash": None}},
-        "provenance": {"device_name": "CPU", "versions": {"torch": "2.13.0"}, "notes": ["a", "b"], "empty": []},
+        "provenance": {
+            "device_name": "CPU",
+            "versions": {"torch": "2.13.0"},
+            "notes": ["a", "b"],
+            "empty": [],
+            "unpruned": [{"name": "head", "weights": 8}],
+        },
     }
     lines = list(provenance_table(record).itertuples(index=False, name=None))
     assert lines == [
@@ -23,4 +29,5 @@ def test_nested_values_become_lines_and_missing_ones_are_left_out() -> None:
         ("device name", "CPU"),
         ("versions, torch", "2.13.0"),
         ("notes", "a, b"),
+        ("unpruned", "head (8)"),
     ]

@@ -162,9 +162,11 @@ def test_too_little_memory_names_the_lever_of_what_was_asked(spec: RunSpec | Non
     assert lever in failure_message(MemoryError(), "LOG", spec)
 
 
-def test_too_little_memory_for_a_smaller_model_says_what_stands_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_for_a_smaller_model_offers_single_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(METHODS, "narrow", replace(METHODS["wanda"], name="narrow", kind="width"))
-    assert "beside the whole one" in failure_message(MemoryError(), "LOG", make_spec("narrow", 0.25))
+    lever = "a method that removes single weights"
+    assert lever in failure_message(MemoryError(), "LOG", make_spec("narrow", 0.25))
+    assert lever not in failure_message(MemoryError(), "LOG", make_spec("wanda", 0.5))
 
 
 @pytest.mark.parametrize(
