@@ -400,6 +400,28 @@ def test_how_it_was_compressed_is_recorded_layer_by_layer(model_folder: Path, te
     assert magnitude.provenance["compression"]["statistics"] is None
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_goes_the_whole_way_and_reports_its_layers(
+    model_folder: Path, text: Path, tmp_path: Path, method: str
+) -> None:
+    spec = make(model_folder, text, recipe=recipe(method, 0.5))
+    outcome = execute(spec, tmp_path / "variant", silent)
+    prunable = 2 * (32 * 32 + 2 * 16 * 32 + 32 * 32 + 3 * 32 * 64)
+    assert len(outcome.layers) == 2 * 7
+    zeros = METHODS[method].kind == "weights"
+    # Whole parts come in sizes of their own, and what was really removed is what is said.
+    assert outcome.figures["sparsity"].value == pytest.approx(0.5, abs=1e-3 if zeros else 0.2)
+    assert outcome.sizes["dense16_pruned_layer_bytes"] == 2 * prunable
+    assert (outcome.sizes["pruned_layer_weights"] == prunable) == zeros
+    if not zeros:
+        # What is left is dense, and it is all there is of the layers.
+        kept = outcome.sizes["pruned_layer_weights"]
+        assert outcome.sizes["parameters"] < outcome.sizes["dense16_bytes"] // 2
+        assert outcome.figures["sparsity"].value == pytest.approx(1 - kept / prunable, abs=0.01)
+        assert outcome.figures["size_of_pruned_layers"].value <= 4 * kept
+        assert outcome.provenance["compression"]["removed"]
+
+
 def test_a_smaller_model_is_measured_against_the_dense_one(
     model_folder: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
