@@ -22,8 +22,8 @@ _NEEDED = ("perplexity", "perplexity_low", "perplexity_high", "sparsity", "size_
 # With more points than this, their labels lie on each other; the pointer still reads them.
 _LABELLED = 14
 _HEIGHT = 400
-# One line of a legend, in which two names find room where there is least.
-_LEGEND_LINE = 22
+# The height of a line of a legend in pixels, and what finds room on it in the narrowest window; a mark in letters.
+_LEGEND_LINE, _LEGEND_LETTERS, _LEGEND_MARK = 22, 42, 8
 _TRANSPARENT = "rgba(0,0,0,0)"
 
 
@@ -198,8 +198,12 @@ def blank_figure(across: str, up: str | None) -> go.Figure:
 
 def _make_room(figure: go.Figure) -> None:
     """A legend of many lines makes the figure longer, not what is drawn in it smaller."""
-    listed = sum(trace.showlegend is not False for trace in figure.data)
-    figure.update_layout(height=_HEIGHT + _LEGEND_LINE * max(0, (listed + 1) // 2 - 2))
+    lines, used = 1, 0
+    for trace in figure.data:
+        if trace.showlegend is not False:
+            width = len(trace.name) + _LEGEND_MARK
+            lines, used = (lines, used + width) if used + width <= _LEGEND_LETTERS else (lines + 1, width)
+    figure.update_layout(height=_HEIGHT + _LEGEND_LINE * max(0, lines - 2))
 
 
 def _with_quality(results: pd.DataFrame) -> pd.DataFrame:

@@ -105,6 +105,14 @@ def test_every_method_has_a_line_of_its_own_look() -> None:
     assert len({(one.marker.color, one.marker.symbol) for one in chart.figure.data}) == len(METHODS)
 
 
+def test_a_legend_of_many_lines_takes_no_room_from_the_chart() -> None:
+    """Two names a line, of eighteen letters and a mark each, as in a narrow window; two lines have room anyway."""
+    few, many = frame(row()), frame(*(pruned(method, 0.5, 60.0) for method in METHODS), row())
+    heights = [perplexity_against_sparsity(shown).figure.layout.height for shown in (few, many)]  # type: ignore[union-attr]
+    assert heights[0] == 400
+    assert heights[1] >= 400 + 22 * (len(METHODS) // 3 - 2)
+
+
 def test_an_allocation_is_a_line_of_its_own_named_at_its_end() -> None:
     chart = perplexity_against_sparsity(
         frame(
