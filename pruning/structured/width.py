@@ -31,6 +31,7 @@ def prune_width(
     windows: Windows,
     *,
     multiple: int | None = None,
+    widths: Widths | None = None,
     device: torch.device | None = None,
     progress: Progress = silent,
     checkpoint: Checkpoint | None = None,
@@ -41,9 +42,10 @@ def prune_width(
 
     All blocks keep the same number of FFN channels, rounded to a ``multiple`` (64 on CUDA, 32 elsewhere), and of
     attention heads, in whole groups that share keys and values, so that about ``step.sparsity`` of the weights in the
-    blocks goes; :func:`pruning.structured.plan.cheapest` says how much from which. ``choose`` says for each block which
-    stay, from what the narrowed blocks before it give on ``windows``, and with ``compensate`` the layers that read what
-    is kept are fitted again by least squares. Blocks compute on ``device``, where the model may not be.
+    blocks goes; :func:`pruning.structured.plan.cheapest` says how much from which, or ``widths`` do. ``choose`` says for
+    each block which stay, from what the narrowed blocks before it give on ``windows``, and with ``compensate`` the
+    layers that read what is kept are fitted again by least squares. Blocks compute on ``device``, where the model may
+    not be.
 
     Blocks that ``checkpoint`` has finished are taken from there, to the same bits. Raises InputError before any work
     where the model cannot be made narrower, or not by so much, and RunError where numbers are not finite.
@@ -56,9 +58,10 @@ def prune_width(
     progress(PHASE, 0, len(blocks), UNIT)
     found, reasons = narrowable(model, blocks, windows.ids)
     total = sum(layer.weight().numel() for block in blocks for layer in block.layers)
-    options = candidates(model, found, total, step.sparsity, multiple)
-    widths: Widths | None = checkpoint.note(_WIDTHS) if checkpoint is not None else None
+    if widths is None and checkpoint is not None:
+        widths = checkpoint.note(_WIDTHS)
     if widths is None:
+        options = candidates(model, found, total, step.sparsity, multiple)
         widths = cheapest(model, blocks, found, options, windows, stage, ticker(progress, 0, len(blocks)))
         if checkpoint is not None:
             checkpoint.set_note(_WIDTHS, widths)

@@ -85,7 +85,12 @@ def measure(method: str, shared: bool, folder: Path, answers: Any) -> None:
 
 
 CASES = [("magnitude", False), ("wanda", False), ("wanda", True)]
-CASES += [(name, shared) for name, method in METHODS.items() if method.statistics == "gram" for shared in (False, True)]
+CASES += [
+    (name, shared)
+    for name, method in METHODS.items()
+    for shared in ((False, True) if method.kind == "weights" else (False,))
+    if method.statistics == "gram" or method.kind != "weights"
+]
 
 
 @pytest.mark.slow
