@@ -42,8 +42,8 @@ def prune_width(
 
     All blocks keep the same number of FFN channels, rounded to a ``multiple`` (64 on CUDA, 32 elsewhere), and of
     attention heads, in whole groups that share keys and values, so that about ``step.sparsity`` of the weights in the
-    blocks goes; :func:`pruning.structured.plan.cheapest` says how much from which, or ``widths`` do. ``choose`` says for
-    each block which stay, from what the narrowed blocks before it give on ``windows``, and with ``compensate`` the
+    blocks goes. How much from which, ``widths`` says or :func:`pruning.structured.plan.cheapest` does. ``choose`` says
+    for each block which stay, from what the narrowed blocks before it give on ``windows``, and with ``compensate`` the
     layers that read what is kept are fitted again by least squares. Blocks compute on ``device``, where the model may
     not be.
 

@@ -38,7 +38,7 @@ def test_a_pattern_that_the_method_does_not_offer_names_those_it_does() -> None:
 
 
 def test_unknown_names_list_the_known_ones() -> None:
-    with pytest.raises(ValidationError, match="choose one of magnitude, .*wanda, sparsegpt, admm"):
+    with pytest.raises(ValidationError, match=r"choose one of magnitude, .*wanda, sparsegpt, admm"):
         PruneStep(method="wander", sparsity=0.5)
     with pytest.raises(ValidationError, match="int8"):
         QuantizeStep(scheme="int9")
