@@ -11,10 +11,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from pruning.disk import check_free, disk_error
+from pruning.disk import check_free, disk_error, system_error
 from pruning.errors import RunError
-
-LEVER = "Free some space, remove variants no longer needed (on the Models page), or move PODA_HOME to a larger disk"
 
 _KEY = "key"
 _REPORT = "report"
@@ -24,7 +22,7 @@ class Checkpoint:
     """Blocks of one variant in ``folder``, each whole or absent, whatever moment the process was killed at.
 
     ``key`` says in words or digits what they were made from. What another key left there is removed, and blocks that
-    are damaged. Raises RunError where the disk does not take what is saved, or gives back something else.
+    cut short. Raises RunError where the disk does not take what is saved, or no longer gives it back whole.
     """
 
     def __init__(self, folder: Path, key: str) -> None:
@@ -66,7 +64,7 @@ class Checkpoint:
         target = self._block(index)
         stored = {name: tensor.detach().to("cpu", copy=False).contiguous() for name, tensor in tensors.items()}
         what = f"block {index} of {self.folder.name}"
-        check_free(self.folder, sum(tensor.nbytes for tensor in stored.values()), what, LEVER)
+        check_free(self.folder, sum(tensor.nbytes for tensor in stored.values()), what)
         temporary = target.with_suffix(".partial")
         try:
             # A block may be nothing but a report, and a file of safetensors holds at least one tensor.
@@ -74,8 +72,7 @@ class Checkpoint:
             self._put(temporary, target)
         except (OSError, SafetensorError) as error:
             temporary.unlink(missing_ok=True)
-            cause = error if isinstance(error, OSError) else OSError(str(error))
-            raise disk_error(cause, self.folder, what, LEVER) from error
+            raise disk_error(system_error(error), self.folder, what) from error
 
     def note(self, name: str) -> Any | None:
         """What was noted under ``name``, or None."""
@@ -107,7 +104,7 @@ class Checkpoint:
             temporary.write_text(text, encoding="utf-8")
             self._put(temporary, target)
         except OSError as error:
-            raise disk_error(error, self.folder, target.name, LEVER) from error
+            raise disk_error(error, self.folder, target.name) from error
 
     @staticmethod
     def _put(temporary: Path, target: Path) -> None:

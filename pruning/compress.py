@@ -1,6 +1,7 @@
 """Compresses a model by a recipe: block by block, each from what the compressed blocks before it give."""
 
 import time
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -14,7 +15,7 @@ from pruning.progress import Progress, silent
 from pruning.recipe import PruneStep, Recipe
 from pruning.replay import capture
 from pruning.report import Compression, LayerReport
-from pruning.shared import TOGETHER, Order, compress_shared
+from pruning.shared import Order, compress_shared
 from pruning.transform import put
 from pruning.walk import (
     PHASE,
@@ -25,6 +26,7 @@ from pruning.walk import (
     effective,
     propagate,
     shares_of,
+    spreading_seconds,
     statistics_of,
     subjects_of,
     ticker,
@@ -62,16 +64,38 @@ def compress(
     if step is not None and METHODS[step.method].kind != "weights":
         return _restructure(model, recipe, step, windows, device, checkpoint, progress)
     shared = step is not None and step.statistics == "shared"
-    if shared and (checkpoint is None or not checkpoint.finished(len(blocks))):
+    found = sum(checkpoint.has(index) for index in range(len(blocks))) if checkpoint is not None else 0
+    if shared and found < len(blocks):
         made = compress_shared(model, [Order(recipe, checkpoint)], windows, device=device, progress=progress)
         if checkpoint is None:
             return Compression(model, tuple(made), time.perf_counter() - started, together=1)
-    layers, earlier, resumed = _walk(model, blocks, recipe, windows, Stage(model, device), checkpoint, progress)
+    spread_before = spreading_seconds(checkpoint)
+    walked = _walk(model, blocks, recipe, windows, Stage(model, device), checkpoint, progress)
     if shared and checkpoint is not None:
-        own = sum(layer.seconds for layer in layers)
-        together = checkpoint.note(TOGETHER)
-        return Compression(model, tuple(layers), earlier + own, together=together, common_seconds=earlier)
-    return Compression(model, tuple(layers), time.perf_counter() - started + earlier, resumed)
+        own = spread_before + sum(layer.seconds for layer in walked.layers)
+        return Compression(
+            model=model,
+            layers=tuple(walked.layers),
+            seconds=walked.earlier + own,
+            resumed=found,
+            together=walked.together,
+            common_seconds=walked.earlier,
+        )
+    seconds = time.perf_counter() - started + walked.earlier + spread_before
+    return Compression(model, tuple(walked.layers), seconds, walked.resumed)
+
+
+@dataclass
+class _Walked:
+    """Reports of all layers, the seconds that ``resumed`` finished blocks had taken before, and with how many others.
+
+    ``together`` is the most variants that any block was made along with, itself counted; None for none.
+    """
+
+    layers: list[LayerReport] = field(default_factory=list)
+    earlier: float = 0.0
+    resumed: int = 0
+    together: int | None = None
 
 
 @torch.no_grad()
@@ -83,8 +107,7 @@ def _walk(
     stage: Stage,
     checkpoint: Checkpoint | None,
     progress: Progress,
-) -> tuple[list[LayerReport], float, int]:
-    """Reports of all layers, the seconds that finished blocks had taken before, and how many those are."""
+) -> _Walked:
     total = len(blocks)
     progress(PHASE, 0, total, UNIT)
     missing = [index for index in range(total) if checkpoint is None or not checkpoint.has(index)]
@@ -97,8 +120,7 @@ def _walk(
     if kind != "none" and windows is not None and missing:
         replay = capture(model, blocks, windows.ids)
         stage.receive(replay)
-    layers: list[LayerReport] = []
-    earlier, resumed = 0.0, 0
+    walked = _Walked()
     for index, block in enumerate(blocks):
         tick = ticker(progress, index, total)
         started = time.perf_counter()
@@ -112,15 +134,17 @@ def _walk(
                     finished.save(checkpoint, index)
                 del done, seen
             else:
-                earlier, resumed = earlier + finished.seconds, resumed + 1
+                walked.earlier, walked.resumed = walked.earlier + finished.seconds, walked.resumed + 1
+                if finished.together is not None:
+                    walked.together = max(walked.together or 1, finished.together)
             for layer in block.layers:
                 put(model, layer, finished.tensors)
-            layers += finished.layers
+            walked.layers += finished.layers
             del finished
             if replay is not None and index < last:
                 propagate(stage, replay, index, block, tick)
         progress(PHASE, index + 1, total, UNIT)
-    return layers, earlier, resumed
+    return walked
 
 
 def _restructure(
@@ -139,14 +163,22 @@ def _restructure(
     assert windows is not None
     prune = prune_width if METHODS[step.method].kind == "width" else prune_depth
     done = prune(model, step, windows, device=device, checkpoint=checkpoint, progress=progress)
+    notes = [done.note] if done.note is not None else []
     if recipe.quantize is not None:
         rest = Recipe(quantize=recipe.quantize)
-        _walk(done.model, check(done.model, rest, None), rest, None, Stage(done.model, device), None, progress)
+
+        def standing_still(phase: str, done: int, total: int, unit: str) -> None:
+            progress(phase, total, total, unit)  # as the blocks themselves are done
+
+        blocks = check(done.model, rest, None)
+        walked = _walk(done.model, blocks, rest, None, Stage(done.model, device), None, standing_still)
+        notes.append("the change of each layer's output is that before quantization")
+        notes += dict.fromkeys(layer.note for layer in walked.layers if layer.note is not None)
     return Compression(
         model=done.model,
         layers=tuple(done.layers),
-        seconds=time.perf_counter() - started,
+        seconds=time.perf_counter() - started + done.earlier,
         resumed=done.resumed,
         removed=done.removed,
-        note=done.note,
+        note="; ".join(notes) or None,
     )

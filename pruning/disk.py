@@ -50,11 +50,8 @@ def new_folder(target: Path, needed: int, what: str) -> Iterator[Path]:
         _put(temporary, target)
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        if isinstance(error, OSError):
-            raise disk_error(error, target, what) from error
-        # safetensors passes the system's message on as text alone.
-        if type(error).__name__ == "SafetensorError" and "os error 28" in str(error).lower():
-            raise disk_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), target, what) from error
+        if isinstance(error, OSError) or _is_full(error):
+            raise disk_error(system_error(error), target, what) from error
         raise
 
 
@@ -73,6 +70,17 @@ def _sweep(parent: Path) -> None:
         owner = folder.name.removesuffix(SUFFIX).rpartition(".")[2].partition("-")[0]
         if owner.isdigit() and not psutil.pid_exists(int(owner)):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def system_error(error: BaseException) -> OSError:
+    """What ``error`` says of the system; safetensors passes the system's message on as text alone."""
+    if isinstance(error, OSError):
+        return error
+    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) if _is_full(error) else OSError(str(error))
+
+
+def _is_full(error: BaseException) -> bool:
+    return type(error).__name__ == "SafetensorError" and "os error 28" in str(error).lower()
 
 
 def disk_error(error: OSError, target: Path, what: str, lever: str = LEVER) -> RunError:

@@ -23,7 +23,8 @@ class Stage:
         self.home = next(model.parameters()).device
         self.device = device if device is not None else self.home
         self.waiting = self.home
-        self._calls: dict[int, Call] = {}
+        # Originals are kept beside their copies, so that nothing else can come to have their ids.
+        self._calls: dict[int, tuple[Call, Call]] = {}
         self._tensors: dict[int, tuple[Tensor, Tensor]] = {}
 
     @property
@@ -32,9 +33,14 @@ class Stage:
         return self.device != self.home
 
     def receive(self, replay: Replay) -> None:
-        """Put the activations of ``replay`` on the device where they fit, else leave them on the host."""
+        """Put the activations of ``replay`` on the device where they fit, else leave them on the host.
+
+        What blocks were called with in an earlier replay is let go.
+        """
         if not self.moves:
             return
+        self._calls.clear()
+        self._tensors.clear()
         needed = sum(hidden.nbytes for hidden in replay.hidden)
         self.waiting = self.device if needed <= ACTIVATION_SHARE * _free_bytes(self.device) else self.home
         for batch, hidden in enumerate(replay.hidden):
@@ -65,13 +71,12 @@ class Stage:
 
     def _moved(self, call: Call) -> Call:
         if id(call) not in self._calls:
-            self._calls[id(call)] = Call(self._move(call.args), self._move(call.kwargs), call.slot)
-        return self._calls[id(call)]
+            self._calls[id(call)] = (call, Call(self._move(call.args), self._move(call.kwargs), call.slot))
+        return self._calls[id(call)][1]
 
     def _move(self, value: Any) -> Any:
         if isinstance(value, Tensor):
             if id(value) not in self._tensors:
-                # The original is kept beside its copy, so that no other tensor can come to have its id.
                 self._tensors[id(value)] = (value, value.to(self.device))
             return self._tensors[id(value)][1]
         if isinstance(value, tuple):

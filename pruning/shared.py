@@ -31,8 +31,6 @@ from pruning.walk import (
     transform_block,
 )
 
-TOGETHER = "together"
-
 
 @dataclass(frozen=True)
 class Order:
@@ -75,21 +73,19 @@ def compress_shared(
     last = max((indices[-1] for indices in missing if indices), default=-1)
     if last < 0 or windows is None:
         return []
-    for order in orders:
-        if order.checkpoint is not None:
-            order.checkpoint.set_note(TOGETHER, max(len(orders), order.checkpoint.note(TOGETHER) or 1))
+    together = sum(bool(indices) for indices in missing)
     stage = Stage(model, device)
     shares = [
         shares_of(model, blocks, recipe, windows, stage, order.checkpoint, ticker(progress, 0, total))
         for order, recipe in zip(orders, recipes, strict=True)
     ]
     kind: Statistics = "gram" if any(statistics_of(recipe) == "gram" for recipe in recipes) else "norms"
+    started = time.perf_counter()
     replay = capture(model, blocks, windows.ids)
     stage.receive(replay)
     layers: list[LayerReport] = []
     for index, block in enumerate(blocks[: last + 1]):
         tick = ticker(progress, index, total)
-        started = time.perf_counter()
         with stage.holding(block.module):
             seen = collect_and_propagate(stage, replay, index, block, kind, tick)
             subjects = list(subjects_of(block, seen))
@@ -98,10 +94,11 @@ def compress_shared(
                 if index in indices:
                     done = transform_block(subjects, recipe, share, tick)
                     # Each variant notes what the block cost all of them; its own work is in the layers' reports.
-                    layers += _deliver(model, block, index, order, Finished.of(done, common))
+                    layers += _deliver(model, block, index, order, Finished.of(done, common, together))
                     # Before the next variant's: one of them is in memory at a time.
                     del done
             del subjects
+        started = time.perf_counter()
         progress(PHASE, index + 1, total, UNIT)
     return layers
 

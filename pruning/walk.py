@@ -1,7 +1,9 @@
 """What every walk through the blocks of a model does: check, spread the sparsity, collect, propagate, keep."""
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -22,28 +24,33 @@ from pruning.transform import UNSEEN, Subject, Transformed, examine, transform
 PHASE = "compressing"
 UNIT = "blocks"
 
-_SHARES = "shares"
+_SPREAD = "shares"
 
 Tick = Callable[[], None]
 
 
 @dataclass(frozen=True)
 class Finished:
-    """One block of a variant: new ``tensors`` by layer and part, reports, and the seconds that went into it."""
+    """One block of a variant: new ``tensors`` by layer and part, reports, and the seconds that went into it.
+
+    Where it was made ``together`` with that of other variants, so many in all, these are the seconds they shared.
+    """
 
     tensors: dict[str, Tensor]
     layers: tuple[LayerReport, ...]
     seconds: float
+    together: int | None = None
 
     @classmethod
-    def of(cls, layers: Sequence[Transformed], seconds: float) -> "Finished":
+    def of(cls, layers: Sequence[Transformed], seconds: float, together: int | None = None) -> "Finished":
         """A block of which every layer is done."""
         tensors = {name: tensor for layer in layers for name, tensor in layer.tensors().items()}
-        return cls(tensors, tuple(layer.report for layer in layers), seconds)
+        return cls(tensors, tuple(layer.report for layer in layers), seconds, together)
 
     def save(self, checkpoint: Checkpoint, index: int) -> None:
         """Keep this as block ``index``."""
-        report = {"layers": [asdict(layer) for layer in self.layers], "seconds": self.seconds}
+        layers = [asdict(layer) for layer in self.layers]
+        report = {"layers": layers, "seconds": self.seconds, "together": self.together}
         checkpoint.save(index, self.tensors, report)
 
     @classmethod
@@ -53,8 +60,12 @@ class Finished:
         if kept is None:
             return None
         tensors, report = kept
-        layers = tuple(LayerReport(**{**layer, "shape": tuple(layer["shape"])}) for layer in report["layers"])
-        return cls(tensors, layers, report["seconds"])
+        return cls(tensors, reports_in(report), report["seconds"], report.get("together"))
+
+
+def reports_in(report: dict[str, Any]) -> tuple[LayerReport, ...]:
+    """The reports of a block's layers as a checkpoint kept them."""
+    return tuple(LayerReport(**{**layer, "shape": tuple(layer["shape"])}) for layer in report["layers"])
 
 
 def effective(recipe: Recipe) -> Recipe:
@@ -117,15 +128,22 @@ def shares_of(
         return {}
     if step.allocation == UNIFORM and METHODS[step.method].scope == "layer":
         return {layer.name: step.sparsity for block in blocks for layer in block.layers}
-    kept: dict[str, float] | None = checkpoint.note(_SHARES) if checkpoint is not None else None
+    kept: dict[str, float] | None = (checkpoint.note(_SPREAD) or {}).get("shares") if checkpoint is not None else None
     if kept is not None:
         return kept
     from pruning.allocation.spread import shares
 
+    started = time.perf_counter()
     found = shares(model, blocks, step, windows, stage, tick)
     if checkpoint is not None:
-        checkpoint.set_note(_SHARES, found)
+        checkpoint.set_note(_SPREAD, {"shares": found, "seconds": time.perf_counter() - started})
     return found
+
+
+def spreading_seconds(checkpoint: Checkpoint | None) -> float:
+    """How long finding the shares that ``checkpoint`` keeps took; 0 where it keeps none."""
+    kept = checkpoint.note(_SPREAD) if checkpoint is not None else None
+    return float(kept["seconds"]) if kept is not None else 0.0
 
 
 def collect(

@@ -236,7 +236,7 @@ with form:
             patterns=patterns,
             stored=stored,
             allocations=tuple(allocations) if methods else (UNIFORM,),
-            statistics=statistics or "auto",
+            statistics=statistics if methods and statistics else "auto",
             calibration={
                 "source": calibration_text,
                 "windows": calibration_windows,

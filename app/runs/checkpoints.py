@@ -35,7 +35,10 @@ def checkpoint_folder(run_id: str) -> Path:
 def unfinished(run_id: str) -> Unfinished | None:
     """How far a run is that was stopped; None where nothing of its work is left."""
     folder = checkpoint_folder(run_id)
-    names = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
+    try:
+        names = {file.name for file in folder.iterdir()}
+    except FileNotFoundError:  # or it went away a moment ago, as its run is done
+        names = set()
     if not names - _FROM_THE_START:
         return None
     done = sum(name.startswith("block-") and name.endswith(".safetensors") for name in names)
@@ -65,8 +68,8 @@ def start_from_nothing(store: Store, run_id: str) -> None:
 
 
 def bytes_of_checkpoints() -> dict[str, int]:
-    """Bytes on disk of what is left, by run id."""
-    return {folder.name: _bytes(folder) for folder in _folders()}
+    """Bytes on disk of the work that is left, by run id."""
+    return {folder.name: _bytes(folder) for folder in _folders() if unfinished(folder.name) is not None}
 
 
 def removable(store: Store) -> dict[str, int]:
@@ -80,7 +83,7 @@ def removable(store: Store) -> dict[str, int]:
     return {
         folder.name: _bytes(folder)
         for folder in _folders()
-        if folder.name not in wanted and not (began and folder.stat().st_mtime >= min(began))
+        if folder.name not in wanted and not (began and _changed(folder) >= min(began))
     }
 
 
@@ -96,6 +99,14 @@ def remove_unfinished(store: Store) -> int:
 def _folders() -> list[Path]:
     folder = paths.checkpoints()
     return sorted(entry for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else []
+
+
+def _changed(folder: Path) -> float:
+    """When a folder was changed, in seconds since 1970; infinity for one that went away a moment ago."""
+    try:
+        return folder.stat().st_mtime
+    except FileNotFoundError:
+        return float("inf")
 
 
 def _bytes(folder: Path) -> int:

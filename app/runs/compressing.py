@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from pruning.report import Compression, LayerReport
     from pruning.shared import Order
 
-CHECKPOINT_FORMAT = 1
-"""Counts up whenever the same recipe no longer gives the same bits as before."""
+CHECKPOINT_FORMAT = 2
+"""Counts up whenever the same recipe no longer gives the same bits as before, or notes are read otherwise."""
 
 log = logging.getLogger("poda")
 

@@ -162,9 +162,16 @@ def _finished(store: Store, run: Run, outcome: Outcome) -> RunState:
     """Record the result and drop the files of older attempts, which the new ones replace."""
     if not transitions.finish(store, run.key, outcome, artifact_folder(run)):
         return RunState.CANCELLED
+    try:
+        _drop_older(store, run)
+    except (OSError, SQLAlchemyError):
+        log.warning("what run %s leaves behind could not be removed", run.run_id, exc_info=True)
+    return RunState.DONE
+
+
+def _drop_older(store: Store, run: Run) -> None:
     discard(run.run_id)
     for older in store.attempts(run.run_id, [RunState.DONE]):
         if older.attempt < run.attempt and older.artifact is not None:
             transitions.forget_artifact(store, older.key)
             shutil.rmtree(older.artifact, ignore_errors=True)
-    return RunState.DONE

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from app import paths
 from app.runs import transitions
-from app.runs.checkpoints import bytes_of_checkpoints, start_from_nothing
+from app.runs.checkpoints import bytes_of_checkpoints, discard_if_empty, start_from_nothing
 from app.runs.processes import is_gone, start_worker
 from app.runs.spec import RunSpec
 from app.runs.store import ENDED, WORKING, Run, RunState, Store
@@ -90,6 +90,7 @@ def mark_lost(store: Store) -> list[int]:
         state = RunState.CANCELLED if cancelled else RunState.LOST
         if transitions.end(store, held.key, state, None if cancelled else LOST_MESSAGE):
             discard_partial(run)
+            discard_if_empty(run.run_id)
             lost.append(held.key)
     return lost
 

@@ -55,7 +55,11 @@ def asked_for(
             request = SweepRequest.model_validate({**fields, **protocol})
             return Asked(request.specs(), sweep=True, left_out=request.left_out())
         seed = protocol["calibration"].seed
-        recipe = _recipe(method, sparsity, pattern, quantize, allocation, seed)
+        single = {
+            name: values[0] if values else None
+            for name, values in (("sparsity", sparsities), ("pattern", patterns), ("allocation", allocations))
+        }
+        recipe = _recipe(methods[0], quantize=schemes[0], seed=seed, **single)
         if statistics == "shared":
             (recipe,) = with_statistics([recipe], "shared")
         return Asked([identified(RunSpec.model_validate({**protocol, "recipe": recipe}))])
@@ -76,7 +80,7 @@ def _listed(option: str, text: str | None) -> list[str]:
 
 
 def _recipe(
-    method: str, sparsity: str | None, pattern: str | None, quantize: str, allocation: str, seed: int
+    method: str, *, sparsity: str | None, pattern: str | None, quantize: str, allocation: str | None, seed: int
 ) -> Recipe:
     scheme = QuantizeStep(scheme=quantize) if quantize != NOTHING else None
     if method == NOTHING:

@@ -11,8 +11,8 @@ HIGHEST = 0.99
 def exact_shares(wished: Mapping[str, float], sizes: Mapping[str, int], sparsity: float) -> dict[str, float]:
     """The sparsity of each layer, as near as can be to ``wished`` plus one constant, within 0 and ``HIGHEST``.
 
-    ``sizes`` are the layers' weights. What layers lose adds up to exactly the whole number nearest ``sparsity`` of all
-    weights; a share is a whole number of weights over the layer's.
+    Rounding may take a layer one weight beyond. ``sizes`` are the layers' weights. What layers lose adds up to exactly
+    the whole number nearest ``sparsity`` of all weights; a share is a whole number of weights over the layer's.
     """
     total = removal_count(sum(sizes.values()), sparsity)
     low, high = -1.0 - max(wished.values()), 1.0 - min(wished.values())

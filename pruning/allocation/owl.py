@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-import torch
-
 from pruning.anatomy import Block
 from pruning.statistics import Observed
 from pruning.transform import norms_of
@@ -25,7 +23,7 @@ def outlier_ratio(block: Block, seen: dict[str, Observed]) -> float:
     if not scores:
         return 0.0
     total = sum(len(part) for part in scores)
-    mean = sum(float(part.sum(dtype=torch.float64)) for part in scores) / total
+    mean = sum(float(part.sum()) for part in scores) / total
     return sum(int((part > FACTOR * mean).sum()) for part in scores) / total
 
 

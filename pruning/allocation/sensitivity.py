@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from pruning.anatomy import Block, LinearLayer
 from pruning.calibration import Windows
+from pruning.errors import RunError
 from pruning.methods import METHODS
 from pruning.placement import Stage
 from pruning.recipe import PruneStep
@@ -61,7 +62,7 @@ class _Streams:
 
 def kind_of(block: Block, layer: LinearLayer) -> str:
     """The name of ``layer`` within ``block``; experts of one tensor or list are one kind."""
-    return re.sub(r"\d+", "*", layer.name.removeprefix(f"{block.name}."))
+    return re.sub(r"(?<![^.])\d+(?=\.)|(?<=\[)\d+(?=\])", "*", layer.name.removeprefix(f"{block.name}."))
 
 
 def wished_shares(blocks: Sequence[Block], damage: Damage, sparsity: float) -> dict[str, float]:
@@ -95,7 +96,8 @@ def measure_damage(
     """Prune each block alone, each kind of layer alone, and the whole, and see what it changes in the output.
 
     One walk carries the hidden states of all those models along. Layers are pruned by the method itself where that
-    needs no Gram matrix, else by Wanda, which stands in for it. Leaves the model as it was.
+    needs no Gram matrix and draws nothing, else by Wanda, which stands in for it. Leaves the model as it was.
+    Raises RunError where a prediction is not finite.
     """
     replay = capture(model, blocks, windows.ids[: max(1, TOKENS // windows.ids.shape[1])])
     # Few enough windows to be one batch.
@@ -180,4 +182,10 @@ def _divergence(model: nn.Module, blocks: Sequence[Block], replay: Replay, dense
         sides = [states[:, start : start + CHUNK].to(home) for states in (dense, stream)]
         true, other = (functional.log_softmax(logits_of(model, blocks, replay, side).float(), -1) for side in sides)
         total += float(functional.kl_div(other, true, reduction="sum", log_target=True))
+    if not math.isfinite(total):
+        raise RunError(
+            "what the model predicts on the calibration text, dense or with a part of it pruned, is not finite (NaN or "
+            "infinity): the model is damaged, or its numbers pass the range of its dtype; try --dtype float32, or "
+            "another allocation"
+        )
     return total / (dense.shape[0] * dense.shape[1])

@@ -46,10 +46,11 @@ def prune_depth(
     sizes = [sum(layer.weight().numel() for layer in block.layers) for block in blocks]
     wanted = step.sparsity * sum(sizes)
     _check(blocks, sizes, step.sparsity)
-    removed: list[int] = (checkpoint.note(_REMOVED) if checkpoint is not None else None) or []
-    resumed = len(removed)
+    kept: list[tuple[int, float]] = (checkpoint.note(_REMOVED) if checkpoint is not None else None) or []
+    seconds = dict(kept)
+    removed = list(seconds)
+    resumed, earlier = len(removed), sum(seconds.values())
     miss: Miss | None = None
-    seconds: dict[int, float] = {}
     while True:
         gone = sum(sizes[index] for index in removed)
         # Those after which the share is nearer to what was asked, or as near.
@@ -69,7 +70,7 @@ def prune_depth(
         removed = [*removed, index]
         seconds[index] = time.perf_counter() - started
         if checkpoint is not None:
-            checkpoint.set_note(_REMOVED, removed)
+            checkpoint.set_note(_REMOVED, list(seconds.items()))
         progress(PHASE, len(removed), total, UNIT)
     if not removed:
         raise InputError(
@@ -85,6 +86,7 @@ def prune_depth(
         layers=[layer for reports in layers for layer in reports],
         note=f"{step.sparsity:.1%} asked, {share:.1%} removed: {len(removed)} of {len(blocks)} blocks",
         resumed=resumed,
+        earlier=earlier,
     )
 
 
@@ -138,7 +140,6 @@ def _report(
             requested_sparsity=step.sparsity,
             sparsity=1.0 if gone else 0.0,
             seconds=seconds.get(index, 0.0) / len(block.layers),
-            note="removed with its block" if gone else None,
         )
         for layer in block.layers
     ]

@@ -91,7 +91,7 @@ def narrow(
             requested_sparsity=asked,
             sparsity=1 - len(columns) / dense.shape[1],
             seconds=time.perf_counter() - started,
-            note="; ".join([f"keeps {len(columns)} of {dense.shape[1]} inputs", *([note] if note else [])]),
+            note=note,
             tokens=seen.tokens,
             sampled=len(seen.sample) if seen.sample is not None else 0,
             output_error=_error(dense, full, seen.sample) if seen.sample is not None else None,
@@ -101,15 +101,12 @@ def narrow(
     for path, layer in layers.items():
         if path not in reports:
             left = tensors[f"{path}.weight"].numel()
-            rows = left // layer.in_features
-            note = f"keeps {rows} of {layer.out_features} outputs" if left < sizes[path] else None
             reports[path] = LayerReport(
                 name=layer.name,
                 shape=(layer.out_features, layer.in_features),
                 requested_sparsity=asked,
                 sparsity=1 - left / sizes[path],
                 seconds=0.0,
-                note=note,
             )
     removed = f"{block.name}: {', '.join(words)}"
     return Narrowed(tensors, tuple(reports[path] for path in layers), removed)

@@ -14,7 +14,10 @@ from pruning.structured.parts import NotSeparableError, Part
 from pruning.structured.smaller import blocks_at, empty_model, move_block
 
 TOKENS = 16
-"""How many are run through a block of random weights."""
+"""How many are run through a block of random weights at once."""
+
+DRAWS = 16
+"""Most times other tokens are, until each row let something through: one behind a ReLU may not at first."""
 
 Rows = dict[str, Tensor]
 """The unit that each row of a layer feeds (rows,), by the layer's path in the block."""
@@ -25,7 +28,7 @@ def narrowed(block: nn.Module, choices: Sequence[tuple[Part, Rows, Tensor]]) -> 
     state = {name: parameter.detach() for name, parameter in block.named_parameters()}
     for part, rows, kept in choices:
         for path, units in rows.items():
-            chosen = torch.isin(units, kept).nonzero().squeeze(1)
+            chosen = torch.isin(units.to(kept.device), kept).nonzero().squeeze(1)
             axis = _output_axis(block, path)
             state[f"{path}.weight"] = state[f"{path}.weight"].index_select(axis, chosen)
             if f"{path}.bias" in state:
@@ -48,7 +51,7 @@ class Probe:
         self._generator = torch.Generator().manual_seed(0)
         call = replay.calls[0][0]
         self._call = Call(_precise(call.args), _precise(call.kwargs), call.slot)
-        self._hidden = self._random(replay.hidden[0])
+        self._like = replay.hidden[0]
         self._block = copy.deepcopy(blocks[0].module).float()
         for module in self._block.modules():
             if isinstance(module, nn.Linear | Conv1D):
@@ -63,24 +66,42 @@ class Probe:
 
         Raises NotSeparableError where a row feeds none or more than one, or a narrowed block gives another result.
         """
-        with torch.enable_grad():
-            outputs, inputs = self._watched(part)
-            weighted = inputs * self._random(inputs)
-            numbers = torch.arange(part.units, device=inputs.device).repeat_interleave(part.size)
-            units = {path: torch.zeros(o.shape[-1], dtype=torch.int64, device=o.device) for path, o in outputs.items()}
-            for bit in range(max(1, (part.units - 1).bit_length())):
-                set_ = (numbers >> bit) & 1 == 1
-                there, absent = (self._feeds(weighted[..., mask], outputs) for mask in (set_, ~set_))
-                for path, found in units.items():
-                    if bool((there[path] == absent[path]).any()):
-                        raise NotSeparableError(
-                            f"what {path} gives is not made of {part.units} independent {part.title}"
-                        )
-                    found += there[path].long() << bit
-        self._check(part, units, inputs.detach())
+        # By path: for each bit of a unit's number, which rows feed units that have it, and which feed others.
+        feeding: dict[str, Tensor] = {}
+        for _ in range(DRAWS):
+            hidden = self._random(self._like)
+            with torch.enable_grad():
+                outputs, inputs = self._watched(part, hidden)
+                for path, found in self._feeding(part, outputs, inputs).items():
+                    feeding[path] = feeding[path] | found if path in feeding else found
+            for path, found in feeding.items():
+                if bool(found.all(dim=1).any()):
+                    raise NotSeparableError(f"what {path} gives is not made of {part.units} independent {part.title}")
+            if all(bool(found.any(dim=1).all()) for found in feeding.values()):
+                break
+        else:
+            idle = next(path for path, found in feeding.items() if not bool(found.any(dim=1).all()))
+            raise NotSeparableError(f"some of what {idle} gives reaches none of {part.units} {part.title}")
+        units = {}
+        for path, found in feeding.items():
+            bits = 1 << torch.arange(found.shape[0], device=found.device)
+            units[path] = (found[:, 0].long() * bits[:, None]).sum(dim=0)
+        self._check(part, units, inputs.detach(), hidden)
         return units
 
-    def _watched(self, part: Part) -> tuple[dict[str, Tensor], Tensor]:
+    def _feeding(self, part: Part, outputs: dict[str, Tensor], inputs: Tensor) -> dict[str, Tensor]:
+        """Which rows of each producer feed units that have a bit set in their number, and not set (bits, 2, rows)."""
+        weighted = inputs * self._random(inputs)
+        numbers = torch.arange(part.units, device=inputs.device).repeat_interleave(part.size)
+        found: dict[str, list[Tensor]] = {path: [] for path in outputs}
+        for bit in range(max(1, (part.units - 1).bit_length())):
+            set_ = (numbers >> bit) & 1 == 1
+            there, absent = (self._feeds(weighted[..., mask], outputs) for mask in (set_, ~set_))
+            for path, bits in found.items():
+                bits.append(torch.stack([there[path], absent[path]]))
+        return {path: torch.stack(bits) for path, bits in found.items()}
+
+    def _watched(self, part: Part, hidden: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         outputs: dict[str, Tensor] = {}
         inputs: list[Tensor] = []
 
@@ -95,18 +116,18 @@ class Probe:
             for path in part.producers
         ]
         try:
-            inputs.append(self._run(self._block, part.consumer))
+            inputs.append(self._run(self._block, part.consumer, hidden))
         finally:
             for handle in handles:
                 handle.remove()
         return outputs, inputs[0]
 
-    def _run(self, block: nn.Module, consumer: str) -> Tensor:
+    def _run(self, block: nn.Module, consumer: str, hidden: Tensor) -> Tensor:
         """What ``consumer`` is given (1, tokens, in) when ``block`` runs."""
         seen: list[Tensor] = []
         handle = block.get_submodule(consumer).register_forward_pre_hook(lambda module, args: seen.append(args[0]))
         try:
-            self._call.run(block, self._hidden)
+            self._call.run(block, hidden)
         finally:
             handle.remove()
         return seen[0]
@@ -124,19 +145,20 @@ class Probe:
         }
 
     @torch.no_grad()
-    def _check(self, part: Part, rows: Rows, inputs: Tensor) -> None:
+    def _check(self, part: Part, rows: Rows, inputs: Tensor, hidden: Tensor) -> None:
         """Run the block with every other unit and see that the consumer is given what it was given before."""
-        counts = [n for n in range(part.units - 1, 0, -1) if part.possible(self._model, n)][:1]
-        for count in counts:
-            kept = torch.arange(part.units, device=inputs.device)[-count:]
-            made = empty_model(self._model, part.changes(count))
-            assert made is not None
-            block = blocks_at(made, self._blocks[0])[0].float()
-            move_block(self._block, block, narrowed(self._block, [(part, rows, kept)]))
-            given = self._run(block.to(inputs.device), part.consumer)
-            expected = inputs[..., part.columns(kept)]
-            if given.shape != expected.shape or not torch.allclose(given, expected, rtol=1e-3, atol=1e-5):
-                raise NotSeparableError(f"its {part.title} depend on how many of them there are")
+        count = next((n for n in range(part.units - 1, 0, -1) if part.possible(self._model, n)), None)
+        if count is None:
+            return
+        kept = torch.arange(part.units, device=inputs.device)[-count:]
+        made = empty_model(self._model, part.changes(count))
+        assert made is not None
+        block = blocks_at(made, self._blocks[0])[0].float()
+        move_block(self._block, block, narrowed(self._block, [(part, rows, kept)]))
+        given = self._run(block.to(inputs.device), part.consumer, hidden)
+        expected = inputs[..., part.columns(kept)]
+        if given.shape != expected.shape or not torch.allclose(given, expected, rtol=1e-3, atol=1e-5):
+            raise NotSeparableError(f"its {part.title} depend on how many of them there are")
 
     def _random(self, like: Tensor) -> Tensor:
         return torch.randn(like.shape, generator=self._generator).to(like.device)

@@ -5,13 +5,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pruning.methods.factor import dampened_cholesky
 from pruning.methods.precision import working_copy
 from pruning.statistics import UnusableStatisticsError
 
 DAMPING = 0.01
-"""Share of the mean diagonal added to the Gram matrix; ten times more at every retry."""
-
-RETRIES = 4
+"""Share of the mean diagonal added to the diagonal of the Gram matrix; ten times more at every retry."""
 
 ROUNDS = 64
 """In about so many rounds groups are removed; their costs are found anew in each, from what is still there."""
@@ -26,14 +25,6 @@ class Order:
 
     groups: Tensor
     costs: Tensor
-
-
-def dampened(gram: Tensor, damping: float = DAMPING) -> Tensor:
-    """A copy of ``gram`` (in, in) with ``damping`` of its mean diagonal added to the diagonal, one where that is 0."""
-    copy = gram.clone()
-    mean = copy.diagonal().mean()
-    copy.diagonal().add_(torch.where(mean > 0, damping * mean, 1.0))
-    return copy
 
 
 def removal_order(weight: Tensor, gram: Tensor, size: int, count: int) -> Order:
@@ -85,29 +76,25 @@ def compensated(weight: Tensor, gram: Tensor, kept: Tensor) -> Tensor:
     gone = torch.ones(weights.shape[1], dtype=torch.bool, device=weights.device)
     gone[kept] = False
     missing = weights[:, gone] @ gram[gone][:, kept]
-    damping = DAMPING
-    for _ in range(RETRIES):
-        lower, failed = torch.linalg.cholesky_ex(dampened(gram, damping)[kept][:, kept])
-        if not bool(failed):
-            result = weights[:, kept] + torch.cholesky_solve(missing.T, lower).T
-            if bool(torch.isfinite(result.sum())):
-                return result
-        damping *= 10
-    raise UnusableStatisticsError("the least squares of the kept weights has no solution that is finite")
+    lower, _ = dampened_cholesky(gram[kept][:, kept], DAMPING, _mean(gram))
+    result = weights[:, kept] + torch.cholesky_solve(missing.T, lower).T
+    if not bool(torch.isfinite(result.sum())):
+        raise UnusableStatisticsError("the least squares of the kept weights has no solution that is finite")
+    return result
 
 
 def _inverse(gram: Tensor) -> Tensor:
-    damping = DAMPING
-    for _ in range(RETRIES):
-        lower, failed = torch.linalg.cholesky_ex(dampened(gram, damping))
-        if not bool(failed):
-            inverse: Tensor = torch.cholesky_inverse(lower)
-            if bool(torch.isfinite(inverse.sum())):
-                return inverse
-        damping *= 10
-    raise UnusableStatisticsError(
-        f"the Gram matrix is not positive definite, even dampened by {DAMPING * 10 ** (RETRIES - 1):g} of its mean"
-    )
+    lower, _ = dampened_cholesky(gram.clone(), DAMPING, _mean(gram))
+    inverse: Tensor = torch.cholesky_inverse(lower)
+    if not bool(torch.isfinite(inverse.sum())):
+        raise UnusableStatisticsError("the inverse of the Gram matrix is not finite")
+    return inverse
+
+
+def _mean(gram: Tensor) -> Tensor:
+    """The mean diagonal, or what makes the damping 1 where all inputs were always zero."""
+    mean = gram.diagonal().mean()
+    return torch.where(mean == 0, 1 / DAMPING, mean)
 
 
 def _costs(weights: Tensor, inverse: Tensor, size: int, gone: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """Width pruning: every block loses FFN channels and whole groups of attention heads, and the rest makes up for it."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
@@ -13,13 +14,12 @@ from pruning.placement import Stage
 from pruning.progress import Progress, silent
 from pruning.recipe import PruneStep
 from pruning.replay import Replay, capture
-from pruning.report import LayerReport
 from pruning.statistics import Collector, Observed
 from pruning.structured import Restructured
 from pruning.structured.narrow import Choose, Collect, Narrowed, Target, greedy, narrow
 from pruning.structured.plan import Widths, candidates, cheapest, narrowable, removed_weights
 from pruning.structured.smaller import blocks_at, empty_model, move_block, move_rest
-from pruning.walk import PHASE, UNIT, Tick, propagate, ticker
+from pruning.walk import PHASE, UNIT, Tick, propagate, reports_in, ticker
 
 _WIDTHS = "widths"
 
@@ -58,13 +58,17 @@ def prune_width(
     progress(PHASE, 0, len(blocks), UNIT)
     found, reasons = narrowable(model, blocks, windows.ids)
     total = sum(layer.weight().numel() for block in blocks for layer in block.layers)
+    earlier = 0.0
     if widths is None and checkpoint is not None:
-        widths = checkpoint.note(_WIDTHS)
+        planned = checkpoint.note(_WIDTHS)
+        if planned is not None:
+            widths, earlier = planned["widths"], planned["seconds"]
     if widths is None:
+        started = time.perf_counter()
         options = candidates(model, found, total, step.sparsity, multiple)
         widths = cheapest(model, blocks, found, options, windows, stage, ticker(progress, 0, len(blocks)))
         if checkpoint is not None:
-            checkpoint.set_note(_WIDTHS, widths)
+            checkpoint.set_note(_WIDTHS, {"widths": widths, "seconds": time.perf_counter() - started})
     targets = [Target(one.part, one.rows, widths[one.part.consumer]) for one in found]
     changes = {name: value for t in targets for name, value in t.part.changes(t.keep).items()}
     new = empty_model(model, changes)
@@ -82,22 +86,23 @@ def prune_width(
     resumed = 0
     for index, (block, narrower) in enumerate(zip(blocks, blocks_at(new, blocks[0]), strict=True)):
         tick = ticker(progress, index, len(blocks))
-        kept = _load(checkpoint, index)
+        before = _load(checkpoint, index)
         with stage.holding(block.module):
-            if kept is None:
+            if before is None:
                 assert replay is not None
+                started = time.perf_counter()
                 collect = _collector(stage, replay, index, block, tick)
                 kept = narrow(block, targets, collect, step.sparsity, choose=choose, compensate=compensate)
                 if checkpoint is not None:
-                    report = {"layers": [asdict(layer) for layer in kept.layers], "removed": kept.removed}
-                    checkpoint.save(index, kept.tensors, report)
+                    _save(checkpoint, index, kept, time.perf_counter() - started)
             else:
-                resumed += 1
+                kept, seconds = before
+                earlier, resumed = earlier + seconds, resumed + 1
             move_block(block.module, narrower, kept.tensors)
         block.module.to("meta")  # frees its memory
         narrower.to(stage.home)
         done.append(replace(kept, tensors={}))
-        del kept
+        del kept, before
         if replay is not None and index < last:
             with stage.holding(narrower):
                 propagate(stage, replay, index, replace(block, module=narrower), tick)
@@ -107,16 +112,21 @@ def prune_width(
     words = " and ".join(f"{target.keep} of {target.part.units} {target.part.title}" for target in targets)
     note = "; ".join([f"{step.sparsity:.1%} asked, {share:.1%} removed: every block keeps {words}", *reasons])
     layers = [layer for one in done for layer in one.layers]
-    return Restructured(new, tuple(one.removed for one in done), layers, note, resumed)
+    return Restructured(new, tuple(one.removed for one in done), layers, note, resumed, earlier)
 
 
-def _load(checkpoint: Checkpoint | None, index: int) -> Narrowed | None:
+def _save(checkpoint: Checkpoint, index: int, made: Narrowed, seconds: float) -> None:
+    layers = [asdict(layer) for layer in made.layers]
+    checkpoint.save(index, made.tensors, {"layers": layers, "removed": made.removed, "seconds": seconds})
+
+
+def _load(checkpoint: Checkpoint | None, index: int) -> tuple[Narrowed, float] | None:
+    """A block that was finished, and the seconds it took."""
     kept = checkpoint.load(index) if checkpoint is not None else None
     if kept is None:
         return None
     tensors, report = kept
-    layers = tuple(LayerReport(**{**layer, "shape": tuple(layer["shape"])}) for layer in report["layers"])
-    return Narrowed(tensors, layers, report["removed"])
+    return Narrowed(tensors, reports_in(report), report["removed"]), report["seconds"]
 
 
 def _collector(stage: Stage, replay: Replay, index: int, block: Block, tick: Tick) -> Collect:

@@ -17,10 +17,11 @@ from app.runs import terminal
 from app.runs.checkpoints import unfinished
 from app.runs.outcome import Outcome
 from app.runs.processes import device_lock
-from app.runs.spec import RunSpec
+from app.runs.spec import CalibrationSpec, EvaluationSpec, RunSpec
 from app.runs.store import RunState, Store
 from app.runs.sweep import identified
 from app.runs.terminal import describe
+from app.runs.terminal_request import asked_for
 from app.runs.transitions import Position
 from pruning.methods import METHODS
 from pruning.progress import Progress
@@ -53,6 +54,25 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 def process(behaviour: str, arguments: Sequence[str]) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "tests.app.fake_job", "terminal", behaviour, *arguments]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize(
+    ("method", "sparsity", "pattern"),
+    [("wanda,wanda", "0.5", None), (" wanda", "0.5, 0.5", None), ("wanda", None, "2:4,2:4")],
+)
+def test_a_value_that_is_listed_twice_is_one_run(method: str, sparsity: str | None, pattern: str | None) -> None:
+    protocol = {"model": "bundled", "calibration": CalibrationSpec(), "evaluation": EvaluationSpec()}
+    asked = asked_for(
+        method=method,
+        sparsity=sparsity,
+        pattern=pattern,
+        quantize="none,none",
+        allocation=" uniform",
+        statistics=None,
+        **protocol,
+    )
+    assert not asked.sweep
+    assert [str(spec.recipe) for spec in asked.specs] == [f"Wanda {pattern.split(',')[0] if pattern else '50%'}"]
 
 
 def test_a_run_prints_its_figures_and_writes_the_record(

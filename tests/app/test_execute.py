@@ -341,7 +341,8 @@ def test_a_sibling_that_cannot_be_made_does_not_stop_the_others(
         raise ZeroDivisionError("a method with a fault in it")
 
     monkeypatch.setattr("pruning.methods.sparsegpt.prune", fails)
-    execute(own, tmp_path / "made", silent, [broken, other])
+    outcome = execute(own, tmp_path / "made", silent, [broken, other])
+    assert outcome.provenance["compression"]["together"] == 1
     assert digest(tmp_path / "made") == digest(tmp_path / "alone")
     with pytest.raises(ZeroDivisionError):
         execute(broken, tmp_path / "broken", silent, [other])

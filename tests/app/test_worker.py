@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from app.runs import job, processes, queue, transitions
 from app.runs.checkpoints import Unfinished, bytes_of_checkpoints, unfinished
@@ -82,6 +83,22 @@ def test_a_worker_makes_what_waits_in_order_and_goes(store: Store) -> None:
         assert run.started_at <= run.finished_at
     assert store.results().shape[0] == 3
     assert not worker_lives("auto")
+
+
+def test_a_result_stays_where_what_it_replaces_cannot_be_removed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(store: Store, key: int) -> None:
+        raise OperationalError("update", {}, Exception("database is locked"))
+
+    spec = make_spec("wanda", 0.5)
+    for again in (False, True):
+        queue.submit(store, [spec], again=again)
+        serve(quick)
+        monkeypatch.setattr(transitions, "forget_artifact", fails)
+    attempts = [run for run in store.runs() if run.run_id == spec.run_id]
+    assert [run.state for run in attempts] == [RunState.DONE] * 2
+    newest = max(attempts, key=lambda run: run.attempt)
+    assert newest.artifact is not None
+    assert (newest.artifact / "model.safetensors").is_file()
 
 
 def test_one_failed_run_does_not_stop_the_rest(store: Store) -> None:

@@ -1,12 +1,17 @@
 """Variants made together: from the dense model's statistics, each as if it were alone."""
 
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from pruning import shared as sharing
+from pruning.allocation import spread
 from pruning.anatomy import decoder_blocks
 from pruning.calibration import Windows
 from pruning.checkpoint import Checkpoint
@@ -60,7 +65,6 @@ def test_wanda_is_scored_by_the_dense_models_inputs(family: str) -> None:
             before = dense.get_submodule(layer.name)
             weight = (before.weight.T if isinstance(before, Conv1D) else before.weight).detach()
             scores = weight.abs() * inputs[layer.name].norm(dim=0)
-            kept = scores[layer.weight() != 0]
             removed = scores[layer.weight() == 0]
             share = layer.in_features // 2
             assert removed.numel() == layer.out_features * share
@@ -69,7 +73,6 @@ def test_wanda_is_scored_by_the_dense_models_inputs(family: str) -> None:
                 gone = scores[row][layer.weight()[row] == 0]
                 assert gone.numel() == share
                 assert float(gone.max()) <= float(border) * (1 + 1e-5)
-            assert kept.numel() + removed.numel() == weight.numel()
 
 
 def test_every_variant_is_what_it_would_be_alone(tmp_path: Path) -> None:
@@ -101,6 +104,43 @@ def test_time_is_what_was_done_once_and_the_variants_own(tmp_path: Path) -> None
         assert one.common_seconds > 0
         own = sum(layer.seconds for layer in one.layers)
         assert one.seconds == pytest.approx(one.common_seconds + own)
+
+
+def test_time_is_that_of_the_first_look_and_of_spreading_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slowly(work: Callable[..., Any], seconds: float) -> Callable[..., Any]:
+        def slow(*args: Any, **kwargs: Any) -> Any:
+            time.sleep(seconds)
+            return work(*args, **kwargs)
+
+        return slow
+
+    monkeypatch.setattr(sharing, "capture", slowly(sharing.capture, 0.3))
+    monkeypatch.setattr(spread, "shares", slowly(spread.shares, 0.7))
+    spreading = recipe("wanda")
+    assert spreading.prune is not None
+    spreading = Recipe(prune=spreading.prune.model_copy(update={"allocation": "owl"}))
+    orders = [
+        Order(one, Checkpoint(tmp_path / str(place), "k")) for place, one in enumerate([spreading, recipe("wanda")])
+    ]
+    started = time.perf_counter()
+    compress_shared(tiny_model("llama"), orders, WINDOWS)
+    wall = time.perf_counter() - started
+    owl, uniform = (compress(tiny_model("llama"), o.recipe, WINDOWS, checkpoint=o.checkpoint) for o in orders)
+    assert uniform.common_seconds is not None
+    assert owl.common_seconds == uniform.common_seconds
+    assert 0.3 < uniform.common_seconds < wall - 0.7
+    assert uniform.seconds < wall - 0.7
+    assert uniform.seconds + 0.4 < owl.seconds < wall
+
+
+def test_only_variants_that_are_not_there_yet_are_made_together(tmp_path: Path) -> None:
+    orders = [Order(recipe("wanda", share), Checkpoint(tmp_path / str(share), "k")) for share in (0.3, 0.5)]
+    compress_shared(tiny_model("llama"), orders[:1], WINDOWS)
+    compress_shared(tiny_model("llama"), orders, WINDOWS)
+    for order in orders:
+        made = compress(tiny_model("llama"), order.recipe, WINDOWS, checkpoint=order.checkpoint)
+        assert made.together == 1
+        assert made.resumed == 3
 
 
 def test_the_first_block_is_that_of_the_sequential_walk_and_later_ones_are_not() -> None:

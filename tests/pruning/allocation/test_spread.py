@@ -1,6 +1,7 @@
 """Spreading a sparsity: the total is exact, and more goes where it was found to hurt less."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -18,10 +19,12 @@ from pruning.allocation.threshold import shares_below_one_threshold
 from pruning.anatomy import decoder_blocks, prunable_layers
 from pruning.calibration import Windows
 from pruning.compress import compress
+from pruning.errors import RunError
 from pruning.methods import METHODS
 from pruning.placement import Stage
 from pruning.recipe import PruneStep, Recipe
 from pruning.replay import capture, logits_of
+from pruning.statistics import Observed
 from tests.pruning.architectures import ARCHITECTURES, architecture
 from tests.pruning.test_resume import fingerprint
 from tests.pruning.tiny import tiny_ids, tiny_model
@@ -101,8 +104,6 @@ def test_outliers_are_counted_over_the_whole_block() -> None:
     model = tiny_model("llama")
     block = decoder_blocks(model)[0]
     torch.manual_seed(0)
-    from pruning.statistics import Observed
-
     seen = {
         layer.name: Observed(torch.rand(layer.in_features) * (20 if place == 2 else 1), None, 9)
         for place, layer in enumerate(block.layers)
@@ -217,3 +218,19 @@ def test_layers_lose_what_was_spread(method: str, allocation: str) -> None:
     assert {layer.name: layer.requested_sparsity for layer in made.layers} == expected
     for layer in prunable_layers(model):
         assert int((layer.weight() == 0).sum()) == round(expected[layer.name] * layer.weight().numel())
+
+
+def test_layers_that_differ_by_a_digit_are_kinds_of_their_own_and_experts_are_not() -> None:
+    block = decoder_blocks(architecture("opt"))[0]
+    assert {kind_of(block, layer) for layer in block.layers} >= {"fc1", "fc2"}
+    for name in ("mixtral", "deepseek_v3"):
+        block = decoder_blocks(architecture(name))[-1]
+        experts = [layer for layer in block.layers if "experts" in layer.name and "shared" not in layer.name]
+        assert len(experts) > 2 * len({kind_of(block, layer) for layer in experts})
+
+
+def test_predictions_that_are_not_finite_are_named() -> None:
+    model: Any = tiny_model("llama")
+    model.lm_head.weight.data[3] = torch.inf
+    with pytest.raises(RunError, match=r"what the model predicts on the calibration text.*not finite"):
+        spread(model, method="wanda", sparsity=0.5, allocation="sensitivity")

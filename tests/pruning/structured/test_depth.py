@@ -1,5 +1,6 @@
 """A shorter model: which blocks go, that the rest computes what it did, and that it is an ordinary model on disk."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ from pruning.anatomy import decoder_blocks, prunable_layers
 from pruning.artifact import export_transformers, rebuild, save_artifact
 from pruning.calibration import Windows
 from pruning.checkpoint import Checkpoint
+from pruning.compress import compress
 from pruning.errors import CancelledError, InputError, RunError
-from pruning.recipe import PruneStep
+from pruning.recipe import PruneStep, Recipe
 from pruning.structured.depth import prune_depth, without_blocks
+from pruning.structured.influence import Miss
 from tests.pruning.architectures import ARCHITECTURES, architecture
 from tests.pruning.structured.test_width import NoTokenizer, logits
 from tests.pruning.tiny import tiny_ids
@@ -219,6 +222,26 @@ def test_stopped_at_any_block_it_goes_on_to_the_same_blocks(tmp_path: Path) -> N
     assert noted == [1, 2, 3, 3]
     assert made.removed == expected.removed
     assert torch.equal(logits(made.model), logits(expected.model))
+    assert all(layer.note is None for layer in made.layers)  # all were treated as asked
+
+
+def test_time_of_what_was_found_finished_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order = Miss.order
+
+    def slowly(*arguments: Any) -> list[int]:
+        time.sleep(0.3)
+        return order(*arguments)
+
+    def stop(phase: str, done: int, total: int, unit: str) -> None:
+        if done > 1:
+            raise CancelledError
+
+    monkeypatch.setattr(Miss, "order", slowly)
+    with pytest.raises(CancelledError):
+        prune_depth(deep(), step(0.5), WINDOWS, checkpoint=Checkpoint(tmp_path, "k"), progress=stop)
+    monkeypatch.undo()
+    recipe = Recipe(prune=step(0.5))
+    assert compress(deep(), recipe, WINDOWS, checkpoint=Checkpoint(tmp_path, "k")).seconds > 0.6
 
 
 def test_what_is_not_finite_is_named() -> None:

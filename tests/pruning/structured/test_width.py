@@ -1,5 +1,6 @@
 """A narrower model: what is kept, what it computes, and that it is an ordinary model on disk."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ from pruning.anatomy import decoder_blocks, prunable_layers
 from pruning.artifact import export_transformers, rebuild, save_artifact
 from pruning.calibration import Windows
 from pruning.checkpoint import Checkpoint
+from pruning.compress import compress
 from pruning.errors import CancelledError, InputError, RunError
-from pruning.recipe import PruneStep
-from pruning.structured import narrow
+from pruning.recipe import PruneStep, QuantizeStep, Recipe
+from pruning.structured import narrow, width
 from pruning.structured.select import DAMPING
 from pruning.structured.width import prune_width
 from tests.pruning.architectures import ARCHITECTURES, architecture
@@ -164,7 +166,7 @@ def test_the_first_block_is_fitted_by_least_squares_on_its_inputs() -> None:
     change = inputs @ weight.T - inputs[:, kept] @ layer.down_proj.weight.numpy().T.astype(np.float64)
     assert (report.tokens, report.sampled) == (len(inputs), len(inputs))
     assert report.output_error == pytest.approx(np.linalg.norm(change) / np.linalg.norm(inputs @ weight.T), rel=1e-4)
-    assert report.note == "keeps 32 of 48 inputs"
+    assert report.note is None  # it was treated as asked
 
 
 def test_a_later_block_is_fitted_to_what_the_narrower_ones_before_it_give() -> None:
@@ -246,6 +248,45 @@ def test_stopped_at_any_block_it_goes_on_to_the_same_bits(family: str, tmp_path:
     assert [{**vars(one), "seconds": 0} for one in made.layers] == [
         {**vars(one), "seconds": 0} for one in expected.layers
     ]
+
+
+def test_time_of_what_was_found_finished_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    solve, plan = narrow._solve, width.cheapest
+
+    def solving_slowly(*arguments: Any) -> Any:
+        time.sleep(0.2)
+        return solve(*arguments)
+
+    def planning_slowly(*arguments: Any) -> Any:
+        time.sleep(0.4)
+        return plan(*arguments)
+
+    def stop(phase: str, done: int, total: int, unit: str) -> None:
+        if done > 1:
+            raise CancelledError
+
+    monkeypatch.setattr(narrow, "_solve", solving_slowly)
+    monkeypatch.setattr(width, "cheapest", planning_slowly)
+    with pytest.raises(CancelledError):
+        prune_width(
+            tiny_model("gpt2"), step(0.3), WINDOWS, multiple=4, checkpoint=Checkpoint(tmp_path, "k"), progress=stop
+        )
+    monkeypatch.undo()
+    made = prune_width(tiny_model("gpt2"), step(0.3), WINDOWS, multiple=4, checkpoint=Checkpoint(tmp_path, "k"))
+    assert made.resumed == 2
+    assert made.earlier > 0.8
+
+
+def test_quantizing_what_is_left_is_said_and_does_not_begin_anew() -> None:
+    recipe = Recipe(prune=step(0.3), quantize=QuantizeStep(scheme="int8"))
+    positions: list[tuple[int, int]] = []
+    made = compress(
+        tiny_model("llama"), recipe, WINDOWS, progress=lambda phase, done, total, unit: positions.append((done, total))
+    )
+    shares = [done / total for done, total in positions]
+    assert shares == sorted(shares)
+    assert made.note is not None
+    assert made.note.endswith("the change of each layer's output is that before quantization")
 
 
 def test_without_a_solution_the_strongest_stay_and_the_report_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
