@@ -89,7 +89,7 @@ def compress(
 class _Walked:
     """Reports of all layers, the seconds that ``resumed`` finished blocks had taken before, and with how many others.
 
-    ``together`` is the most variants that any block was made along with, itself counted; None for none.
+    ``together`` is the fewest variants that any block was made in one go with, itself counted; None for none.
     """
 
     layers: list[LayerReport] = field(default_factory=list)
@@ -136,7 +136,7 @@ def _walk(
             else:
                 walked.earlier, walked.resumed = walked.earlier + finished.seconds, walked.resumed + 1
                 if finished.together is not None:
-                    walked.together = max(walked.together or 1, finished.together)
+                    walked.together = min(walked.together or finished.together, finished.together)
             for layer in block.layers:
                 put(model, layer, finished.tensors)
             walked.layers += finished.layers

@@ -34,10 +34,10 @@ class Compression:
 
     ``model`` is the one that was given, changed in place, or a smaller one where its structure was pruned. ``seconds``
     is the wall time of the work: of this call, and of the ``resumed`` blocks that were found finished when those were
-    made. ``together`` is set where statistics were shared: the number of variants that were made from them; then
-    ``seconds`` counts what was done once for all of them, ``common_seconds``, and this variant's own work.
-    ``removed`` says in words what a structured method took out, and ``note`` where the whole was not treated as asked.
-    Layers are those of the dense model, by its names.
+    made. ``together`` is set where statistics were shared: the number of variants that every block was made in one go
+    for, or the least of these where the work was stopped in between; then ``seconds`` counts what was done once for
+    all of them, ``common_seconds``, and this variant's own work. ``removed`` says in words what a structured method
+    took out, and ``note`` where the whole was not treated as asked. Layers are those of the dense model, by its names.
     """
 
     model: nn.Module

@@ -90,8 +90,8 @@ def test_a_result_stays_where_what_it_replaces_cannot_be_removed(store: Store, m
         raise OperationalError("update", {}, Exception("database is locked"))
 
     spec = make_spec("wanda", 0.5)
-    for again in (False, True):
-        queue.submit(store, [spec], again=again)
+    for ask in (lambda: queue.submit(store, [spec]), lambda: queue.again(store, store.find(spec.run_id).key)):
+        ask()
         serve(quick)
         monkeypatch.setattr(transitions, "forget_artifact", fails)
     attempts = [run for run in store.runs() if run.run_id == spec.run_id]
