@@ -74,7 +74,8 @@ class Watch(threading.Thread):
             try:
                 state = transitions.beat(self._store, self._key, position if position != shown else None)
                 shown = position
-                if state is not RunState.RUNNING:
+                # A result that is recorded is no cancel: the event may be that of several runs, one after the other.
+                if state not in (RunState.RUNNING, RunState.DONE):
                     self._cancel.set()
             except SQLAlchemyError:
                 log.warning("the database did not answer a sign of life", exc_info=True)

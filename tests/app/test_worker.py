@@ -256,6 +256,17 @@ def test_a_new_attempt_replaces_the_files_of_the_old_one_once_it_is_done(store: 
     assert store.results()["has_artifact"].tolist() == [True]
 
 
+def test_a_sign_of_life_after_the_result_cancels_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "BEAT_SECONDS", 0.01)
+    monkeypatch.setattr(job, "_drop_older", lambda store, run: time.sleep(0.3))
+    cancel = threading.Event()
+    for method in ("wanda", "sparsegpt"):  # runs of one sweep in a terminal share the event
+        run, _ = transitions.add(store, make_spec(method, 0.5), this_process())
+        performed = perform(store, run, quick, details="LOG", give_up=lambda: None, cancel=cancel)
+        assert performed.run.state is RunState.DONE
+    assert not cancel.is_set()
+
+
 def test_cancel_wins_over_a_result_that_came_at_the_same_moment(store: Store) -> None:
     def execute(spec: RunSpec, folder: Path, progress: Progress, siblings: Sequence[RunSpec] = ()) -> Outcome:
         outcome = quick(spec, folder, progress)
