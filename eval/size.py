@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from eval.figures import Figure
 from pruning.anatomy import all_expert_tensors, prunable_layers
-from pruning.quantize.int8 import Int8Linear
+from pruning.quantize.layer import QuantizedLinear
 
 if TYPE_CHECKING:
     from pruning.artifact import StoredSizes
@@ -38,9 +38,9 @@ def size_figures(model: nn.Module, sizes: "StoredSizes") -> dict[str, Figure]:
 
 def prunable_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Name and stored weights of every prunable layer, whatever its storage: codes where it is quantized."""
-    quantized = {name: module for name, module in model.named_modules() if isinstance(module, Int8Linear)}
+    quantized = {name: module for name, module in model.named_modules() if isinstance(module, QuantizedLinear)}
     for name, module in quantized.items():
-        yield name, module.codes
+        yield name, module.whole_codes()
     if quantized:
         # Of the prunable layers only experts in one tensor are not, and the anatomy would not know the others.
         yield from ((tensor.name, tensor.tensor) for tensor in all_expert_tensors(model))
@@ -66,8 +66,8 @@ def resident_bytes(model: nn.Module) -> int:
 def _all_weights(model: nn.Module) -> Iterator[Tensor]:
     yield from model.parameters()
     for module in model.modules():
-        if isinstance(module, Int8Linear):
-            yield module.codes
+        if isinstance(module, QuantizedLinear):
+            yield module.whole_codes()
             if module.bias is not None:
                 yield module.bias
 

@@ -13,23 +13,24 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.pytorch_utils import Conv1D
 
-from pruning.artifact_format import (
+from pruning.artifact_format import StoredSizes, read_header, read_layout, stored_sizes
+from pruning.artifact_header import (
     HEADER_KEY,
     OWN_FIELDS,
     LayerRecord,
     Layout,
-    StoredSizes,
-    mask_name,
-    read_header,
-    read_layout,
-    stored_sizes,
+    MaskedTensor,
+    places_name,
     values_name,
 )
 from pruning.artifact_layout import layout_of, unique_tensors
+from pruning.artifact_seal import BLANK, SEAL_KEY, check_seal, file_digests, seal
 from pruning.disk import new_folder
 from pruning.errors import InputError, RunError
-from pruning.packing import pack, same_bits, unpack
-from pruning.quantize.int8 import Int8Linear
+from pruning.packing import pack, pack_groups, pack_halves, same_bits, unpack, unpack_groups, unpack_halves
+from pruning.quantize.int4 import pack4, unpack4
+from pruning.quantize.layer import QuantizedLinear
+from pruning.quantize.layers import STORED, quantized_linear
 from pruning.reading import reading
 from pruning.sources import VARIANT
 
@@ -65,51 +66,56 @@ def save_artifact(
     layout = layout_of(model, state, tied, header, dense)
     stored: dict[str, Tensor] = {}
     for name, tensor in state.items():
-        if name in layout.masked:
-            stored[mask_name(name)], stored[values_name(name)] = pack(tensor.cpu())
+        record = layout.masked.get(name)
+        if record is not None:
+            stored[places_name(name, record)], stored[values_name(name)] = _packed(tensor.cpu(), record)
         else:
             stored[name] = tensor.cpu().contiguous()
     needed = sum(tensor.nbytes for tensor in stored.values())
     with new_folder(folder, needed, f"the variant {folder.name}") as temporary:
-        save_file(stored, temporary / VARIANT, {HEADER_KEY: layout.model_dump_json()})
-        del stored
         config: Any = model.config
         config.save_pretrained(temporary)
         generation: Any = getattr(model, "generation_config", None)
         if generation is not None:
             generation.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
+        layout = layout.model_copy(update={"files": file_digests(temporary)})
+        save_file(stored, temporary / VARIANT, {HEADER_KEY: layout.model_dump_json(), SEAL_KEY: BLANK})
+        del stored
+        seal(temporary / VARIANT)
         _verify(temporary, state)
 
 
 def rebuild(folder: Path) -> tuple[nn.Module, Layout]:
     """The model of the variant in ``folder``, on the CPU, in eval mode, and its header.
 
-    Every tensor equals the one saved bit for bit; quantized layers are :class:`Int8Linear`. Raises InputError naming
-    what is wrong with the folder.
+    Every tensor equals the one saved bit for bit; quantized layers are :class:`QuantizedLinear`. Raises InputError
+    naming what is wrong with the folder.
     """
     layout, _ = read_layout(folder)
+    check_seal(folder, layout)
     model = _empty(folder, layout)
     for name, record in layout.layers.items():
-        if record.int8:
-            _replace(model, name, _empty_int8(record, layout, has_bias=_has_bias(model, name)))
+        if record.codes is not None:
+            _replace(model, name, _empty_quantized(record, layout, has_bias=_has_bias(model, name)))
     _assign(model, dict(_tensors(folder, layout)), layout, folder)
     return model, layout
 
 
 def export_transformers(folder: Path, target: Path) -> None:
-    """Write the variant in ``folder`` as a plain transformers folder at ``target``: zeros dense, int8 dequantized.
+    """Write the variant in ``folder`` as a plain transformers folder at ``target``: zeros dense, codes dequantized.
 
     Raises InputError when ``target`` holds something already or ``folder`` is no variant, RunError for a full disk.
     """
     if target.is_file() or (target.is_dir() and any(target.iterdir())):
         raise InputError(f"{target} is not empty: choose a folder that does not exist yet")
     layout, _ = read_layout(folder)
+    check_seal(folder, layout)
     model = _empty(folder, layout)
     state = dict(_tensors(folder, layout))
     for name, record in layout.layers.items():
-        if record.int8:
-            weight = Int8Linear(state.pop(f"{name}.codes"), state.pop(f"{name}.scale")).dequantized()
+        if record.codes is not None:
+            weight = quantized_linear(state.pop(f"{name}.codes"), state.pop(f"{name}.scale")).dequantized()
             transposed = isinstance(model.get_submodule(name), Conv1D)
             state[f"{name}.weight"] = weight.T.contiguous() if transposed else weight
     _assign(model, state, layout, folder)
@@ -137,7 +143,8 @@ def _verify(folder: Path, state: dict[str, Tensor]) -> None:
 def _tensors(folder: Path, layout: Layout, aliases: bool = True) -> Iterator[tuple[str, Tensor]]:
     """Every tensor by its name, in memory of its own, and then the tied ones by their other names."""
     path = folder / VARIANT
-    parts = {part(name) for name in layout.masked for part in (mask_name, values_name)}
+    masked = layout.masked.items()
+    parts = {part for name, record in masked for part in (places_name(name, record), values_name(name))}
     sources = set(layout.tied.values()) if aliases else set()
     shared: dict[str, Tensor] = {}
     try:
@@ -148,8 +155,8 @@ def _tensors(folder: Path, layout: Layout, aliases: bool = True) -> Iterator[tup
                     # Not the file's own pages: the file may be removed while the model is used.
                     tensor = file.get_tensor(name).clone()
                 else:
-                    mask, values = file.get_tensor(mask_name(name)), file.get_tensor(values_name(name))
-                    tensor = unpack(mask, values, record.shape)
+                    places, values = file.get_tensor(places_name(name, record)), file.get_tensor(values_name(name))
+                    tensor = _unpacked(places, values, record)
                 if name in sources:
                     shared[name] = tensor
                 yield name, tensor
@@ -163,6 +170,12 @@ def _empty(folder: Path, layout: Layout) -> nn.Module:
     """The model that ``config.json`` describes: parameters without memory, buffers as the configuration has them."""
     with reading(str(folder / "config.json"), "make the variant again"):
         config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        blocks = getattr(config, "num_hidden_layers", 0)
+        if isinstance(blocks, int) and blocks > len(layout.layers):
+            raise InputError(
+                f"{folder / 'config.json'} describes {blocks:,} blocks and the variant has {len(layout.layers):,} "
+                "layers in all: make the variant again"
+            )
         with init_empty_weights(include_buffers=False):
             model: nn.Module = AutoModelForCausalLM.from_config(
                 config, dtype=getattr(torch, layout.dtype), trust_remote_code=False
@@ -172,11 +185,37 @@ def _empty(folder: Path, layout: Layout) -> nn.Module:
     return model
 
 
-def _empty_int8(record: LayerRecord, layout: Layout, has_bias: bool) -> Int8Linear:
+def _empty_quantized(record: LayerRecord, layout: Layout, has_bias: bool) -> QuantizedLinear:
+    assert record.codes is not None
+    rows, columns = record.shape[:2]
     dtype = getattr(torch, layout.dtype)
-    rows = torch.empty(record.shape[0], dtype=dtype, device="meta")
-    codes = torch.empty(record.shape, dtype=torch.int8, device="meta")
-    return Int8Linear(codes, rows, torch.empty_like(rows) if has_bias else None)
+    scale = torch.empty(record.scales, dtype=dtype, device="meta")
+    stored = (rows, columns // 2) if record.codes == "int4" else (rows, columns)
+    codes = torch.empty(stored, dtype=STORED[record.codes], device="meta")
+    bias = scale.new_empty(rows) if has_bias else None
+    return quantized_linear(codes, scale, bias, activations=record.activations)
+
+
+def _packed(tensor: Tensor, record: MaskedTensor) -> tuple[Tensor, Tensor]:
+    """The places and the values that are stored for ``tensor``, which is on the CPU."""
+    elements = unpack4(tensor) if record.dtype == "I4" else tensor
+    if record.slots is None:
+        places, values = pack(elements)
+    else:
+        places, values = pack_groups(elements.T if record.transposed else elements, record.slots)
+    return places, pack_halves(values) if record.dtype == "I4" else values
+
+
+def _unpacked(places: Tensor, values: Tensor, record: MaskedTensor) -> Tensor:
+    """The tensor that :func:`_packed` made ``places`` and ``values`` of. Raises ValueError where they do not fit."""
+    if record.dtype == "I4":
+        values = unpack_halves(values, record.kept)
+    if record.slots is None:
+        elements = unpack(places, values, record.shape)
+    else:
+        elements = unpack_groups(places, values, record.slots, record.rows)
+        elements = elements.T.contiguous() if record.transposed else elements
+    return pack4(elements) if record.dtype == "I4" else elements
 
 
 def _has_bias(model: nn.Module, layer: str) -> bool:

@@ -7,136 +7,116 @@ A variant is a folder that needs no other file::
     generation_config.json   where the model has one
     tokenizer files          as the tokenizer's own save_pretrained writes them
 
-The metadata of ``variant.safetensors`` has one entry, ``poda``: a JSON object (:class:`Layout`) with
+The metadata of ``variant.safetensors`` has two entries. ``sha256``, from version 3 on, is the digest of the file: 64
+hexadecimal digits in lower case, the SHA-256 of all its bytes with these 64 taken as the digit 0. It is written as
+``"sha256":"…"``, without spaces, the first entry, and nowhere else in the file's header. ``poda`` is a JSON object
+(:class:`pruning.artifact_header.Layout`) with
 
 ``format``, ``version``
-    "poda-variant" and 2. A reader takes versions 1 and 2, and refuses every other.
+    "poda-variant" and 3. A reader takes versions 1, 2 and 3, and refuses every other.
 ``dtype``
     The dtype the model computes in: float32, bfloat16, float16 or float64.
 ``parameters``
-    Parameters of the model, tied ones counted once, scales of quantized layers not counted.
+    Parameters of the model, tied ones counted once, a code as one weight, scales of quantized layers not counted.
 ``layers``
-    For every prunable layer by its module name, how its weights are stored: ``storage`` ("dense", "bitmask", "int8" or
-    "bitmask+int8"), ``shape`` (out, in) and ``zeros``, the number of weights (or codes) whose bits are all zero. From
-    version 2 on also for every tensor that holds the weights of all experts, by the name of the parameter: ``shape`` is
-    then (experts, rows, columns) as it is stored, and ``storage`` is "dense" or "bitmask".
+    For every prunable layer by its module name, how its weights are stored: ``storage``, ``shape`` (out, in) and
+    ``zeros``, the number of weights (or codes) whose bits are all zero. From version 2 on also for every tensor that
+    holds the weights of all experts, by the name of the parameter: ``shape`` is then (experts, rows, columns) as it is
+    stored, and ``storage`` is "dense" or "bitmask". From version 3 on also ``group``, the number of consecutive inputs
+    that share a scale where the codes are int4, else null; and ``activations``, whether the layer rounds its inputs to
+    the kind of its codes.
 ``masked``
-    For every tensor that is stored as a bitmask and its kept values: ``shape``, ``dtype`` and ``kept``.
+    For every tensor of which only the kept elements are stored: ``shape``, ``dtype`` and ``kept``, how many they are.
+    From version 3 on also ``slots``, the N of N:M or null for a bitmask; and ``transposed``, true for N:M of a tensor
+    (in, out), whose elements are then taken in the order of its transpose.
 ``tied``
     Name of a tensor to the name of the one it shares its storage with, which alone is stored.
 ``dense``
     From version 2 on, where a variant has fewer parameters than the dense model it comes from, or null: that model's
     ``parameters``, and ``layer_weights``, those of its prunable layers.
+``files``
+    From version 3 on, the SHA-256 of every other file in the folder itself, by its name, in 64 digits as above.
 ``about``
     What the writer wanted to say: recipe, identity, specification.
 
+``storage`` says what the weights became and which of them are stored, as in "bitmask+int4":
+
+============  =========  =============  ============  ==========
+..            weights    int8           int4          float8
+============  =========  =============  ============  ==========
+all           dense      int8           int4          float8
+in a bitmask  bitmask    bitmask+int8   bitmask+int4  bitmask+float8
+N of each 4   n:m        n:m+int8       n:m+int4
+============  =========  =============  ============  ==========
+
+Versions 1 and 2 have dense, bitmask, int8 and bitmask+int8. Each layer takes its smallest form in stored bytes; of
+equal ones, all before N:M and N:M before the bitmask.
+
 Tensors have the names and the shapes of the model's state dict (a layer of transformers' Conv1D keeps its (in, out)
-order). An int8 layer L has ``L.codes`` (out, in) int8 and ``L.scale`` (out,) in place of ``L.weight``; its weights are
-codes × scale, computed in the dtype of the scale. A tensor T in ``masked`` of n elements is stored as two:
+order), and numbers of more than one byte are little-endian. A quantized layer L has in place of ``L.weight``
+
+``L.codes``
+    int8 (out, in); float8 E4M3 (out, in); or int4 in two's complement, from -8 to 7, as bytes (out, in / 2) of which
+    each holds two, the code of the even input in the lower half.
+``L.scale``
+    (out,), or (out, in / group) for int4. Weights are codes × scale, computed in the dtype of the scale.
+
+A tensor T in ``masked`` of n elements is stored as two. Elements are in row-major order; those of int4 codes are the
+codes, so that ``shape`` is (out, in) and ``dtype`` "I4". Where ``slots`` is null:
 
 ``T.mask``
-    n bits in row-major order, the first in the lowest bit of the first byte, in ceil(n / 8) bytes (uint8); a bit is
-    set where the element's bit pattern is not all zero. So +0.0 is dropped, and -0.0 is kept as the value it is.
+    n bits in order, the first in the lowest bit of the first byte, in ceil(n / 8) bytes (uint8); a bit is set where
+    the element's bit pattern is not all zero. So +0.0 is dropped, and -0.0 is kept as the value it is.
 ``T.values``
-    The kept elements in the same order, in the dtype of T; as many as there are bits set.
+    The kept elements in the same order, in the dtype of T, as many as there are bits set. Codes of int4 are packed two
+    to a byte, the first in the lower half, in ceil(kept / 2) bytes (uint8), across the ends of rows.
 
-Of dense and bitmask each layer takes the smaller. Every other tensor, the tied ones once, is stored as it is. Buffers
+With N ``slots`` of each 4 the elements are groups of 4 consecutive inputs of a row, and N of every group are kept.
+What is not kept has all bits zero; of a group with fewer other elements, zeros are kept to make N.
+
+``T.indices``
+    For each kept element its place in its group, 0 to 3, in 2 bits, increasing within the group; four to a byte
+    (uint8), the first in the lowest two bits, in ceil(kept / 4) bytes.
+``T.values``
+    As with a bitmask.
+
+Bits after the last element, code or index are zero. Every other tensor, the tied ones once, is stored as it is. Buffers
 that are not in the state dict follow from the configuration. Reading gives tensors equal bit for bit to those written.
 """
 
-import math
+import reprlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any
 
-from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
+from pydantic import ValidationError
 
+from pruning.artifact_header import (
+    CODE_ELEMENTS,
+    FLOATS,
+    FORMAT,
+    HEADER_KEY,
+    OWN_FIELDS,
+    VERSION,
+    LayerRecord,
+    Layout,
+    MaskedTensor,
+    dense_bytes,
+    places_name,
+    values_name,
+    weight_name,
+)
 from pruning.errors import InputError
-from pruning.headers import ITEM_BYTES, TensorEntry, read_safetensors
-from pruning.recipe import Frozen
+from pruning.headers import TensorEntry, read_safetensors
 from pruning.sources import VARIANT
-
-FORMAT = "poda-variant"
-VERSION = 2
-HEADER_KEY = "poda"
-OWN_FIELDS = frozenset({"format", "version", "dtype", "parameters", "layers"})
-"""What a header says beside what the writer wanted to say."""
-
-Storage = Literal["dense", "bitmask", "int8", "bitmask+int8"]
-
-
-class MaskedTensor(Frozen):
-    """A tensor stored as a bitmask and its kept values; ``dtype`` as safetensors spells it."""
-
-    shape: tuple[NonNegativeInt, ...]
-    dtype: Literal["F64", "F32", "F16", "BF16", "I8"]
-    kept: NonNegativeInt
-
-
-class LayerRecord(Frozen):
-    """How a prunable layer of ``shape`` (out, in) is stored, and how many of its weights are zero.
-
-    All experts that are kept in one tensor are one record, of ``shape`` (experts, rows, columns) as stored.
-    """
-
-    storage: Storage
-    shape: tuple[PositiveInt, PositiveInt] | tuple[PositiveInt, PositiveInt, PositiveInt]
-    zeros: NonNegativeInt
-
-    @model_validator(mode="after")
-    def _experts_are_not_quantized(self) -> Self:
-        if self.experts and self.int8:
-            raise ValueError("experts in one tensor are not stored in int8")
-        return self
-
-    @property
-    def experts(self) -> bool:
-        """Whether it is one tensor that holds the weights of all experts."""
-        return len(self.shape) == 3
-
-    @property
-    def int8(self) -> bool:
-        """Whether it is quantized."""
-        return self.storage.endswith("int8")
-
-    @property
-    def weights(self) -> int:
-        """How many weights it has."""
-        return math.prod(self.shape)
-
-
-class DenseModel(Frozen):
-    """How many parameters the dense model has, tied ones counted once, and how many weights its prunable layers."""
-
-    parameters: PositiveInt
-    layer_weights: PositiveInt
-
-
-class Layout(Frozen):
-    """The header of a variant."""
-
-    format: Literal["poda-variant"] = "poda-variant"
-    version: Literal[1, 2] = 2
-    dtype: Literal["float64", "float32", "bfloat16", "float16"]
-    parameters: PositiveInt
-    layers: dict[str, LayerRecord] = Field(min_length=1)
-    masked: dict[str, MaskedTensor] = Field(default_factory=dict)
-    tied: dict[str, str] = Field(default_factory=dict)
-    dense: DenseModel | None = None
-    about: dict[str, Any] = Field(default_factory=dict)
-
-    @model_validator(mode="after")
-    def _is_of_its_version(self) -> Self:
-        if self.version == 1 and (self.dense is not None or any(record.experts for record in self.layers.values())):
-            raise ValueError("version 1 has no experts in one tensor and no dense model")
-        return self
 
 
 @dataclass(frozen=True)
 class StoredSizes:
     """What a variant takes on disk, in bytes, beside what the dense model takes in 16 bits.
 
-    ``pruned_layer_bytes`` counts weights, masks, codes and scales of the prunable layers, and no biases;
+    ``pruned_layer_bytes`` counts weights, masks, indices, codes and scales of the prunable layers, and no biases;
     ``dense16`` is 2 bytes for every parameter of the dense model, tied ones once. ``parameters`` and
     ``pruned_layer_weights`` are those of the variant, fewer than the dense model's where its structure was pruned.
     """
@@ -148,28 +128,6 @@ class StoredSizes:
     dense16_bytes: int
     dense16_pruned_layer_bytes: int
     parameters: int
-
-
-def weight_name(layer: str, record: LayerRecord) -> str:
-    """The tensor that holds the weights of ``layer``: its codes where it is quantized."""
-    if record.experts:
-        return layer
-    return f"{layer}.codes" if record.int8 else f"{layer}.weight"
-
-
-def mask_name(tensor: str) -> str:
-    """Where the bitmask of ``tensor`` is stored."""
-    return f"{tensor}.mask"
-
-
-def values_name(tensor: str) -> str:
-    """Where the kept values of ``tensor`` are stored."""
-    return f"{tensor}.values"
-
-
-def masked_bytes(elements: int, kept: int, item_bytes: int) -> int:
-    """Bytes of a bitmask over ``elements`` and ``kept`` values of ``item_bytes`` each."""
-    return -(-elements // 8) + kept * item_bytes
 
 
 def read_layout(folder: Path) -> tuple[Layout, dict[str, TensorEntry]]:
@@ -193,17 +151,11 @@ def read_layout(folder: Path) -> tuple[Layout, dict[str, TensorEntry]]:
         place = ".".join(map(str, first["loc"]))
         if place in ("format", "version"):
             raise InputError(
-                f"{path} has {place} {first['input']!r}, and this Poda reads {FORMAT} versions 1 and {VERSION}: "
-                "use the Poda that wrote it, or make the variant again"
+                f"{path} has {place} {reprlib.repr(first['input'])}, and this Poda reads {FORMAT} versions 1 to "
+                f"{VERSION}: use the Poda that wrote it, or make the variant again"
             ) from error
         raise _damaged(path, f"{place or 'its header'}: {first['msg']}") from error
-    for name, record in layout.masked.items():
-        _check_masked(path, name, record, file.tensors)
-    for layer, layer_record in layout.layers.items():
-        _check_layer(path, layer, layer_record, layout, file.tensors)
-    for alias, name in layout.tied.items():
-        if name not in layout.masked and name not in file.tensors:
-            raise _damaged(path, f"{alias} is tied to {name}, which is missing")
+    _check(path, layout, file.tensors)
     return layout, file.tensors
 
 
@@ -223,9 +175,9 @@ def stored_sizes(folder: Path) -> StoredSizes:
     layer_bytes = 0
     for layer, record in layout.layers.items():
         name = weight_name(layer, record)
-        stored = [mask_name(name), values_name(name)] if name in layout.masked else [name]
-        stored += [f"{layer}.scale"] if record.int8 else []
-        layer_bytes += sum(tensors[part].bytes for part in stored)
+        masked = layout.masked.get(name)
+        layer_bytes += tensors[name].bytes if masked is None else masked.stored_bytes
+        layer_bytes += tensors[f"{layer}.scale"].bytes if record.codes is not None else 0
     weights = sum(record.weights for record in layout.layers.values())
     return StoredSizes(
         total_bytes=sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()),
@@ -238,34 +190,86 @@ def stored_sizes(folder: Path) -> StoredSizes:
     )
 
 
-def _check_masked(path: Path, name: str, record: MaskedTensor, tensors: dict[str, TensorEntry]) -> None:
-    mask, values = tensors.get(mask_name(name)), tensors.get(values_name(name))
-    if mask is None or values is None:
-        raise _damaged(path, f"the {'mask' if mask is None else 'values'} of {name} is missing")
-    elements = math.prod(record.shape)
-    if (mask.dtype, mask.shape) != ("U8", (-(-elements // 8),)):
-        raise _damaged(path, f"the mask of {name} does not cover its {elements:,} elements")
-    if (values.dtype, values.shape) != (record.dtype, (record.kept,)) or record.kept > elements:
+def whole_tensors(layout: Layout, tensors: Mapping[str, TensorEntry]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Type, as safetensors spells it, and shape of every tensor that reading gives, but those that are tied to one."""
+    parts = {part for name, record in layout.masked.items() for part in (places_name(name, record), values_name(name))}
+    whole = {name: (entry.dtype, entry.shape) for name, entry in tensors.items() if name not in parts}
+    for name, record in layout.masked.items():
+        packed = record.dtype == "I4"
+        whole[name] = ("U8", (record.shape[0], record.shape[1] // 2)) if packed else (record.dtype, record.shape)
+    return whole
+
+
+def _check(path: Path, layout: Layout, tensors: Mapping[str, TensorEntry]) -> None:
+    for name, record in layout.masked.items():
+        _check_masked(path, name, record, tensors)
+    for layer, layer_record in layout.layers.items():
+        _check_layer(path, layer, layer_record, layout, tensors)
+    for name in layout.masked.keys() - {weight_name(*layer) for layer in layout.layers.items()}:
+        raise _damaged(path, f"{name} is stored as the weights of a layer, and is none's")
+    whole = whole_tensors(layout, tensors)
+    for alias, name in layout.tied.items():
+        if name not in whole:
+            raise _damaged(path, f"{alias} is tied to {name}, which is missing")
+        if alias in whole:
+            raise _damaged(path, f"{alias} is tied to {name}, and is stored itself")
+
+
+def _check_masked(path: Path, name: str, record: MaskedTensor, tensors: Mapping[str, TensorEntry]) -> None:
+    places, values = tensors.get(places_name(name, record)), tensors.get(values_name(name))
+    kind = "mask" if record.slots is None else "indices"
+    if places is None or values is None:
+        raise _damaged(path, f"the {kind if places is None else 'values'} of {name} is missing")
+    if name in tensors:
+        raise _damaged(path, f"{name} is stored twice")
+    if (places.dtype, places.shape) != ("U8", (record.places_bytes,)):
+        raise _damaged(path, f"the {kind} of {name} does not cover its {record.elements:,} elements")
+    packed = record.dtype == "I4"
+    stored = ("U8", (dense_bytes(record.kept, "I4"),)) if packed else (record.dtype, (record.kept,))
+    if (values.dtype, values.shape) != stored or record.kept > record.elements:
         raise _damaged(path, f"{name} keeps {record.kept:,} values in {record.dtype}, and others are stored")
-    assert values.bytes == record.kept * ITEM_BYTES[record.dtype]
 
 
-def _check_layer(path: Path, layer: str, record: LayerRecord, layout: Layout, tensors: dict[str, TensorEntry]) -> None:
+def _check_layer(
+    path: Path, layer: str, record: LayerRecord, layout: Layout, tensors: Mapping[str, TensorEntry]
+) -> None:
     name = weight_name(layer, record)
-    masked = layout.masked.get(name)
-    if (masked is not None) != record.storage.startswith("bitmask"):
+    masked, stored = layout.masked.get(name), tensors.get(name)
+    form = "dense" if masked is None else "bitmask" if masked.slots is None else "n:m"
+    if form != record.form:
         raise _damaged(path, f"{layer} is stored as {record.storage}, and its tensors are not")
-    shape = masked.shape if masked is not None else tensors[name].shape if name in tensors else None
-    if shape is None:
+    if masked is None and stored is None:
         raise _damaged(path, f"{name} is missing")
+    shape, dtype = _elements(record, masked, stored)
     # A layer of transformers' Conv1D is stored as (in, out).
-    if record.shape != shape and (record.int8 or record.experts or record.shape != shape[::-1]):
+    turned = record.codes is None and not record.experts
+    if shape != record.shape and not (turned and shape == record.shape[::-1]):
         raise _damaged(path, f"{name} is of shape {shape} where {record.shape} was expected")
+    if masked is not None and masked.slots is not None and masked.rows != record.shape:
+        raise _damaged(path, f"{name} has its groups of inputs in rows of {masked.rows[1]:,}, not {record.shape[1]:,}")
+    if dtype not in (FLOATS if record.codes is None else (CODE_ELEMENTS[record.codes],)):
+        raise _damaged(path, f"{name} is stored in {dtype}, which is not {record.storage}")
     scale = tensors.get(f"{layer}.scale")
-    if record.int8 and (scale is None or scale.shape != record.shape[:1]):
-        raise _damaged(path, f"{layer} has no scale for each of its {record.shape[0]} rows")
-    if masked is not None and record.zeros != record.weights - masked.kept:
+    if record.codes is not None and (scale is None or scale.shape != record.scales or scale.dtype not in FLOATS):
+        groups = "" if record.group is None else f" and groups of {record.group:,} inputs"
+        raise _damaged(path, f"{layer} has no scale for each of its {record.shape[0]} rows{groups}")
+    if masked is None:
+        return
+    dropped = record.weights - masked.kept
+    if record.zeros < dropped or (masked.slots is None and record.zeros != dropped):
         raise _damaged(path, f"{layer} is said to have {record.zeros:,} zeros, and {masked.kept:,} values are stored")
+
+
+def _elements(
+    record: LayerRecord, masked: MaskedTensor | None, stored: TensorEntry | None
+) -> tuple[tuple[int, ...], str]:
+    """Shape and type of the weights or codes of a layer that is stored in either way, packed ones as they are."""
+    if masked is not None:
+        return masked.shape, masked.dtype
+    assert stored is not None
+    if record.codes == "int4" and stored.dtype == "U8" and len(stored.shape) == 2:
+        return (stored.shape[0], 2 * stored.shape[1]), "I4"
+    return stored.shape, stored.dtype
 
 
 def _damaged(path: Path, why: str) -> InputError:

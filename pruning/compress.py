@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -27,7 +28,6 @@ from pruning.walk import (
     propagate,
     shares_of,
     spreading_seconds,
-    statistics_of,
     subjects_of,
     ticker,
     transform_block,
@@ -49,9 +49,9 @@ def compress(
 
     Blocks compute on ``device``, one at a time, and the rest stays where ``model`` is; without it, all of it is where
     the model is. With a sparsity of 0 no weight is touched. Quantized layers are replaced by
-    :class:`pruning.quantize.int8.Int8Linear`. Statistics of a block come from the outputs of the compressed blocks
-    before it, or where the recipe shares them from the dense model. Blocks that ``checkpoint`` has finished are taken
-    from there, to the same bits, and those finished here are kept in it.
+    :class:`pruning.quantize.layer.QuantizedLinear`. Statistics of a block come from the outputs of the compressed
+    blocks before it, or where the recipe shares them from the dense model. Blocks that ``checkpoint`` has finished are
+    taken from there, to the same bits, and those finished here are kept in it.
 
     Raises InputError before any work when the recipe does not fit the model or needs windows that are not there,
     RunError when weights or activations are not finite, and lets through what ``progress`` raises.
@@ -112,7 +112,7 @@ def _walk(
     progress(PHASE, 0, total, UNIT)
     missing = [index for index in range(total) if checkpoint is None or not checkpoint.has(index)]
     last = missing[-1] if missing else -1
-    kind = statistics_of(recipe)
+    kind = recipe.statistics
     shares = {}
     if missing:
         shares = shares_of(model, blocks, recipe, windows, stage, checkpoint, ticker(progress, 0, total))
@@ -138,7 +138,7 @@ def _walk(
                 if finished.together is not None:
                     walked.together = min(walked.together or finished.together, finished.together)
             for layer in block.layers:
-                put(model, layer, finished.tensors)
+                put(model, layer, finished.tensors, recipe)
             walked.layers += finished.layers
             del finished
             if replay is not None and index < last:
@@ -161,8 +161,12 @@ def _restructure(
 
     started = time.perf_counter()
     assert windows is not None
-    prune = prune_width if METHODS[step.method].kind == "width" else prune_depth
-    done = prune(model, step, windows, device=device, checkpoint=checkpoint, progress=progress)
+    kept: dict[str, Any] = {"device": device, "checkpoint": checkpoint, "progress": progress}
+    if METHODS[step.method].kind == "width":
+        group = recipe.quantize.group if recipe.quantize is not None else None
+        done = prune_width(model, step, windows, group=group or 1, **kept)
+    else:
+        done = prune_depth(model, step, windows, **kept)
     notes = [done.note] if done.note is not None else []
     if recipe.quantize is not None:
         rest = Recipe(quantize=recipe.quantize)
@@ -170,8 +174,8 @@ def _restructure(
         def standing_still(phase: str, done: int, total: int, unit: str) -> None:
             progress(phase, total, total, unit)  # as the blocks themselves are done
 
-        blocks = check(done.model, rest, None)
-        walked = _walk(done.model, blocks, rest, None, Stage(done.model, device), None, standing_still)
+        blocks = check(done.model, rest, windows)
+        walked = _walk(done.model, blocks, rest, windows, Stage(done.model, device), None, standing_still)
         notes.append("the change of each layer's output is that before quantization")
         notes += dict.fromkeys(layer.note for layer in walked.layers if layer.note is not None)
     return Compression(

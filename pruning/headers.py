@@ -3,6 +3,7 @@
 import json
 import math
 import mmap
+import reprlib
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,11 @@ ITEM_BYTES = {
     "U64": 8,
     "F64": 8,
 }
+
+_TOO_MANY = 2**63
+"""Elements that no tensor of torch's can have."""
+
+_DIMENSIONS = 32
 
 _GGUF_SCALARS = {
     0: "<B",
@@ -83,10 +89,13 @@ def read_safetensors(path: Path) -> FileHeader:
             length = int.from_bytes(start, "little") if len(start) == 8 else -1
             if not 2 <= length <= min(HEADER_LIMIT, size - 8):
                 raise _damaged(path, f"its header would be {max(length, 0):,} bytes of a file of {size:,}")
-            parsed = json.loads(file.read(length))
+            parsed = json.loads(file.read(length).decode())
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror}): check that the file is there") from error
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except InputError:
+        raise
+    # ValueError is for text that is no JSON and for numbers of more digits than Python reads.
+    except (ValueError, RecursionError) as error:
         raise _damaged(path, "its header is no JSON") from error
     if not isinstance(parsed, dict):
         raise _damaged(path, "its header is no JSON object")
@@ -206,15 +215,19 @@ def _offsets(path: Path, name: str, entry: Any) -> tuple[int, int]:
     first, last = offsets
     if not 0 <= first <= last:
         raise _damaged(path, f"tensor {name} ends before it begins")
+    if last >= _TOO_MANY:
+        raise _damaged(path, f"tensor {name} ends after every file")
     return first, last
 
 
 def _entry(path: Path, name: str, entry: dict[str, Any], extent: int) -> TensorEntry:
     dtype, shape = entry.get("dtype"), entry.get("shape")
     if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
-        raise _damaged(path, f"tensor {name} is of an unknown type {dtype!r}")
-    if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
+        raise _damaged(path, f"tensor {name} is of an unknown type {reprlib.repr(dtype)}")
+    if not isinstance(shape, list) or not all(type(size) is int and 0 <= size < _TOO_MANY for size in shape):
         raise _damaged(path, f"tensor {name} has no shape")
+    if len(shape) > _DIMENSIONS or math.prod(size for size in shape if size) >= _TOO_MANY:
+        raise _damaged(path, f"tensor {name} is of a shape that no tensor has")
     found = TensorEntry(dtype, tuple(shape), extent)
     if found.elements * ITEM_BYTES[dtype] != extent:
         raise _damaged(path, f"tensor {name} of shape {found.shape} in {dtype} does not take {extent:,} bytes")

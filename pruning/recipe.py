@@ -1,13 +1,13 @@
 """What may be asked for: a recipe of pruning, then quantization, validated before any work starts."""
 
 import re
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from pruning.allocation import ALLOCATIONS, UNIFORM
-from pruning.methods import METHODS
-from pruning.quantize import SCHEMES
+from pruning.methods import METHODS, Statistics
+from pruning.quantize import SCHEMES, Scheme, objection
 
 MAXIMUM_SPARSITY = 0.95
 
@@ -103,9 +103,19 @@ class PruneStep(Frozen):
 
 
 class QuantizeStep(Frozen):
-    """Store the weights of every prunable layer in fewer bits."""
+    """Store the weights of every prunable layer in fewer bits, where ``scheme`` has groups with a scale for ``group``
+    consecutive inputs; without one, its usual group."""
 
     scheme: str
+    group: int | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _usual_group(cls, fields: Any) -> Any:
+        if isinstance(fields, dict) and fields.get("group") is None and fields.get("scheme") in SCHEMES:
+            groups = SCHEMES[fields["scheme"]].groups
+            return {**fields, "group": groups[0] if groups else None}
+        return fields
 
     @model_validator(mode="after")
     def _is_known(self) -> Self:
@@ -113,8 +123,14 @@ class QuantizeStep(Frozen):
             raise ValueError(f"unknown quantization {self.scheme!r}: choose one of {', '.join(SCHEMES)}")
         return self
 
+    @property
+    def what(self) -> Scheme:
+        """The scheme as the registry has it."""
+        return SCHEMES[self.scheme]
+
     def __str__(self) -> str:
-        return SCHEMES[self.scheme].title
+        usual = self.group is None or self.group == self.what.groups[0]
+        return self.what.title if usual else f"{self.what.title} g{self.group}"
 
 
 class Recipe(Frozen):
@@ -123,10 +139,29 @@ class Recipe(Frozen):
     prune: PruneStep | None = None
     quantize: QuantizeStep | None = None
 
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        if self.quantize is not None:
+            pruned = self.prune is not None and self.prune.sparsity > 0
+            method = self.prune.method if self.prune is not None and pruned else None
+            against = objection(self.quantize.what, self.quantize.group, method=method)
+            if against is not None:
+                raise ValueError(against)
+        return self
+
     @property
     def needs_calibration(self) -> bool:
         """Whether making this variant looks at calibration text."""
-        return self.prune is not None and self.prune.looks_at_text
+        rounding = self.quantize is not None and self.quantize.what.statistics != "none"
+        return rounding or (self.prune is not None and self.prune.looks_at_text)
+
+    @property
+    def statistics(self) -> Statistics:
+        """What must be known of the inputs of layers, to prune and to round."""
+        steps = {METHODS[self.prune.method].statistics} if self.prune is not None else set()
+        steps |= {self.quantize.what.statistics} if self.quantize is not None else set()
+        known: tuple[Statistics, ...] = ("gram", "norms")
+        return next((kind for kind in known if kind in steps), "none")
 
     def __str__(self) -> str:
         steps = [str(step) for step in (self.prune, self.quantize) if step is not None]

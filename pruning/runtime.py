@@ -10,7 +10,7 @@ from torch import nn
 from pruning.artifact import StoredSizes, read_header, rebuild, stored_sizes
 from pruning.device import MPS_NOTE, choose_device
 from pruning.models import load_tokenizer
-from pruning.quantize.int8 import Int8Linear
+from pruning.quantize.layer import QuantizedLinear
 from pruning.reading import reading
 
 
@@ -38,6 +38,9 @@ def load_variant(folder: Path, *, device: torch.device | str) -> Variant:
     model, layout = rebuild(folder)
     with reading(f"the variant {folder.name}", "choose another --device"):
         model = model.to(place)
+        for module in model.modules():
+            if isinstance(module, QuantizedLinear):
+                module.prepare()
     dtype: torch.dtype = getattr(torch, layout.dtype)
     return Variant(
         model=model,
@@ -53,6 +56,6 @@ def load_variant(folder: Path, *, device: torch.device | str) -> Variant:
 
 def runtime_of(model: nn.Module, dtype: torch.dtype, device: torch.device) -> str:
     """In words, the kernels the prunable layers of ``model`` run on."""
-    kernels = {module.runtime for module in model.modules() if isinstance(module, Int8Linear)}
+    kernels = {module.runtime for module in model.modules() if isinstance(module, QuantizedLinear)}
     named = "; ".join(sorted(kernels)) or f"torch {str(dtype).removeprefix('torch.')}"
     return f"{named}; {MPS_NOTE}" if device.type == "mps" else named

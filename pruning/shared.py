@@ -25,7 +25,6 @@ from pruning.walk import (
     collect_and_propagate,
     effective,
     shares_of,
-    statistics_of,
     subjects_of,
     ticker,
     transform_block,
@@ -79,7 +78,7 @@ def compress_shared(
         shares_of(model, blocks, recipe, windows, stage, order.checkpoint, ticker(progress, 0, total))
         for order, recipe in zip(orders, recipes, strict=True)
     ]
-    kind: Statistics = "gram" if any(statistics_of(recipe) == "gram" for recipe in recipes) else "norms"
+    kind: Statistics = "gram" if any(recipe.statistics == "gram" for recipe in recipes) else "norms"
     started = time.perf_counter()
     replay = capture(model, blocks, windows.ids)
     stage.receive(replay)
@@ -109,5 +108,5 @@ def _deliver(model: nn.Module, block: Block, index: int, order: Order, finished:
         finished.save(order.checkpoint, index)
         return ()
     for layer in block.layers:
-        put(model, layer, finished.tensors)
+        put(model, layer, finished.tensors, order.recipe)
     return finished.layers

@@ -12,8 +12,13 @@ from pruning.anatomy import LinearLayer
 from pruning.errors import RunError
 from pruning.mask import removal_count
 from pruning.methods import METHODS
-from pruning.quantize.int8 import Int8Linear, quantize_rows
-from pruning.recipe import PruneStep, Recipe
+from pruning.methods.sparsegpt import round_columns
+from pruning.quantize.float8 import quantize_rows_float8
+from pruning.quantize.grid import Grid, quantize_groups
+from pruning.quantize.int4 import pack4
+from pruning.quantize.int8 import quantize_rows
+from pruning.quantize.layers import quantized_linear
+from pruning.recipe import PruneStep, QuantizeStep, Recipe
 from pruning.report import LayerReport
 from pruning.statistics import Observed, UnusableStatisticsError
 
@@ -25,7 +30,8 @@ UNSEEN = Observed(statistic=None, sample=None, tokens=0)
 
 @dataclass(frozen=True)
 class Transformed:
-    """A layer's new weights (out, in), or its int8 ``codes`` and ``scale``; all None where nothing changes."""
+    """A layer's new weights (out, in), or its ``codes`` as they are stored and ``scale``; all None where nothing
+    changes."""
 
     report: LayerReport
     weight: Tensor | None = None
@@ -77,21 +83,27 @@ def examine(layer: LinearLayer, block: str, seen: Observed) -> Subject:
 def transform(subject: Subject, recipe: Recipe, share: float) -> Transformed:
     """What ``recipe`` makes of a layer, which is left as it is; ``share`` of its weights go.
 
-    Weights are pruned in float32 (float64 stays) and cast back once.
+    Weights are pruned in float32 (float64 stays) and cast back once, or rounded to codes in the same pass.
     """
     started = time.perf_counter()
     layer, dense, seen, step = subject.layer, subject.dense, subject.seen, recipe.prune
+    scheme = recipe.quantize if layer.quantizable else None
     notes: list[str] = []
-    weight: Tensor | None = None
+    pruned = weight = rounded = None
     if step is not None and removal_count(dense.numel(), share) > 0:
-        pruned, note = _prune(layer.name, dense, seen, step, share)
-        weight = cast(pruned, dense.dtype)
+        grid = grid_for(scheme, dense.dtype) if scheme is not None and scheme.what.rounding == "joint" else None
+        pruned, note, rounded = _prune(layer.name, dense, seen, step, share, grid)
         notes += [note] if note is not None else []
+        weight = cast(pruned, dense.dtype)
     result = weight if weight is not None else dense
     codes = scale = None
-    if recipe.quantize is not None and layer.quantizable:
-        codes, scale = quantize_rows(result)
-        result = codes.to(scale.dtype) * scale[:, None]
+    if scheme is not None:
+        if rounded is None:
+            rounded, note = quantize(result, scheme, seen.statistic, keep_zeros=pruned is not None)
+            notes += [note] if note is not None else []
+        whole, scale = rounded
+        result = _weights_of(whole, scale)
+        codes = pack4(whole) if scheme.what.codes == "int4" else whole
         weight = None
     elif recipe.quantize is not None:
         notes.append(f"not quantized: {recipe.quantize} does not apply to experts kept in one tensor")
@@ -113,34 +125,81 @@ def transform(subject: Subject, recipe: Recipe, share: float) -> Transformed:
     return Transformed(report, weight, codes, scale)
 
 
-def put(model: nn.Module, layer: LinearLayer, tensors: dict[str, Tensor]) -> None:
-    """Write what :meth:`Transformed.tensors` gave into ``model``, on the layer's device."""
+def grid_for(step: QuantizeStep, dtype: torch.dtype) -> Grid:
+    """An empty grid for one layer with weights of ``dtype``."""
+    assert step.group is not None
+    return Grid(step.group, dtype)
+
+
+def quantize(
+    weight: Tensor, step: QuantizeStep, statistic: Tensor | None, *, keep_zeros: bool
+) -> tuple[tuple[Tensor, Tensor], str | None]:
+    """Codes (out, in), one element each, and scales of ``weight`` (out, in), and a note where that went another way.
+
+    ``statistic`` is what the layer was given, for schemes that look at it. With ``keep_zeros`` zeros stay zero; without
+    it they do wherever each weight becomes its nearest code.
+    """
+    scheme = step.what
+    if scheme.codes == "int8":
+        return quantize_rows(weight), None
+    if scheme.codes == "float8":
+        return quantize_rows_float8(weight), None
+    assert step.group is not None
+    if scheme.statistics == "none":
+        return quantize_groups(weight, step.group), None
+    if statistic is None:
+        return quantize_groups(weight, step.group), "rounded to nearest: no calibration token reached it"
+    grid = grid_for(step, weight.dtype)
+    try:
+        round_columns(weight, statistic, weight == 0 if keep_zeros else None, grid)
+    except UnusableStatisticsError as error:
+        return quantize_groups(weight, step.group), f"rounded to nearest: {error}"
+    return grid.result(), None
+
+
+def _weights_of(codes: Tensor, scale: Tensor) -> Tensor:
+    """The weights (out, in) that ``codes`` (out, in) stand for, in the dtype of ``scale``."""
+    groups = codes.to(scale.dtype).view(*scale.shape, -1)
+    return groups.mul_(scale[..., None]).view(codes.shape)
+
+
+def put(model: nn.Module, layer: LinearLayer, tensors: dict[str, Tensor], recipe: Recipe) -> None:
+    """Write what :meth:`Transformed.tensors` gave of ``recipe`` into ``model``, on the layer's device."""
     place: dict[str, Any] = {"device": layer.weight().device}
     weight = tensors.get(f"{layer.name}/weight")
     if weight is not None:
         layer.set_weight(weight.to(**place))
     codes, scale = tensors.get(f"{layer.name}/codes"), tensors.get(f"{layer.name}/scale")
     if codes is not None and scale is not None:
+        assert recipe.quantize is not None
         parent, _, leaf = layer.name.rpartition(".")
-        setattr(model.get_submodule(parent), leaf, Int8Linear(codes.to(**place), scale.to(**place), layer.bias))
+        activations = recipe.quantize.what.activations
+        quantized = quantized_linear(codes.to(**place), scale.to(**place), layer.bias, activations=activations)
+        setattr(model.get_submodule(parent), leaf, quantized)
 
 
-def _prune(name: str, weight: Tensor, seen: Observed, step: PruneStep, share: float) -> tuple[Tensor, str | None]:
+def _prune(
+    name: str, weight: Tensor, seen: Observed, step: PruneStep, share: float, grid: Grid | None
+) -> tuple[Tensor, str | None, tuple[Tensor, Tensor] | None]:
+    """The pruned weights (out, in), a note where another method had to step in, and codes and scales on ``grid``."""
     method, statistic = METHODS[step.method], seen.statistic
-    drawn = {"generator": _generator(step.seed, name)} if method.seeded else {}
+    drawn: dict[str, Any] = {"generator": _generator(step.seed, name)} if method.seeded else {}
     if method.needs_calibration and statistic is None:
         pruned = METHODS["magnitude"].load()(weight, None, share, step.pattern)
-        return pruned, "pruned by magnitude: no calibration token reached it"
+        return pruned, "pruned by magnitude: no calibration token reached it", None
     if not method.needs_calibration:
-        return method.load()(weight, None, share, step.pattern, **drawn), None
+        return method.load()(weight, None, share, step.pattern, **drawn), None, None
     assert statistic is not None
     if method.statistics == "norms":
         statistic = seen.norms if seen.norms is not None else norms_of(statistic)
+    if grid is not None:
+        drawn["grid"] = grid
     try:
-        return method.load()(weight, statistic, share, step.pattern, **drawn), None
+        pruned = method.load()(weight, statistic, share, step.pattern, **drawn)
+        return pruned, None, grid.result() if grid is not None else None
     except UnusableStatisticsError as error:
         fallback = METHODS["wanda"].load()(weight, norms_of(statistic), share, step.pattern)
-        return fallback, f"pruned by Wanda: {error}"
+        return fallback, f"pruned by Wanda: {error}", None
 
 
 def norms_of(statistic: Tensor) -> Tensor:

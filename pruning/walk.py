@@ -15,7 +15,8 @@ from pruning.errors import InputError
 from pruning.methods import METHODS, Statistics
 from pruning.placement import Stage
 from pruning.progress import Progress
-from pruning.recipe import PruneStep, Recipe
+from pruning.quantize import lever
+from pruning.recipe import PruneStep, QuantizeStep, Recipe
 from pruning.replay import Replay
 from pruning.report import LayerReport
 from pruning.statistics import Collector, Observed
@@ -80,6 +81,8 @@ def check(model: nn.Module, recipe: Recipe, windows: Windows | None) -> list[Blo
     blocks = decoder_blocks(model)
     if recipe.prune is not None and recipe.prune.pattern is not None:
         _check_widths(blocks, recipe.prune)
+    if recipe.quantize is not None:
+        _check_groups(blocks, recipe.quantize)
     if recipe.needs_calibration:
         _check_windows(model, recipe, windows)
     return blocks
@@ -96,6 +99,17 @@ def _check_widths(blocks: Sequence[Block], step: PruneStep) -> None:
                 )
 
 
+def _check_groups(blocks: Sequence[Block], step: QuantizeStep) -> None:
+    layers = [layer for block in blocks for layer in block.layers if layer.quantizable]
+    widths = list(dict.fromkeys(layer.in_features for layer in layers))
+    for layer in layers:
+        if step.group is not None and layer.in_features % step.group:
+            raise InputError(
+                f"group {step.group} does not divide the {layer.in_features} inputs of {layer.name}: "
+                f"{lever(step.what, widths)}"
+            )
+
+
 def _check_windows(model: nn.Module, recipe: Recipe, windows: Windows | None) -> None:
     if windows is None:
         raise InputError(f"{recipe} looks at calibration text: give calibration windows")
@@ -106,11 +120,6 @@ def _check_windows(model: nn.Module, recipe: Recipe, windows: Windows | None) ->
             f"calibration windows of {length} tokens are longer than the {longest} the model takes: "
             f"lower the window length to {longest} or less"
         )
-
-
-def statistics_of(recipe: Recipe) -> Statistics:
-    """What ``recipe`` must know of the inputs of layers."""
-    return METHODS[recipe.prune.method].statistics if recipe.prune is not None else "none"
 
 
 def shares_of(

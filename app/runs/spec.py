@@ -72,10 +72,12 @@ class RunSpec(Frozen):
     def run_id(self) -> str:
         """Twelve hexadecimal digits of the SHA-256 of the fields, files by content and not by path.
 
-        Fields of a pruning step that came later than others count only where they say something: the ids of recipes
-        that could be asked for before stay what they were.
+        Fields of a step that came later than others count only where they say something: the ids of recipes that could
+        be asked for before stay what they were.
         """
         fields = self.model_dump(mode="json")
+        if fields["recipe"]["quantize"] is not None and fields["recipe"]["quantize"]["group"] is None:
+            del fields["recipe"]["quantize"]["group"]
         if fields["recipe"]["prune"] is not None:
             for name, default in _LATER.items():
                 if fields["recipe"]["prune"][name] == default:

@@ -99,7 +99,7 @@ METHODS: dict[str, Method] = {
             summary="removes the weights that matter least once multiplied by how strong their input is",
             paper="Sun et al. 2023, A Simple and Effective Pruning Approach for LLMs (arXiv 2306.11695)",
             cost="two passes over the calibration text",
-            shared_up_to=0.5,
+            shared_up_to=0.7,
         ),
         Method(
             name="sparsegpt",
@@ -119,6 +119,7 @@ METHODS: dict[str, Method] = {
             summary="looks for the mask and the kept weights together, step by step, until both stay",
             paper="Boža 2024, Fast and Effective Weight Update for Pruned LLMs (arXiv 2401.02938)",
             cost="two passes over the calibration text, and twenty products of a layer with its Gram matrix",
+            shared_up_to=0.5,
         ),
         Method(
             name="width",

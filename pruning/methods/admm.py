@@ -9,6 +9,8 @@ from torch import Tensor
 from pruning.mask import lowest, lowest_in_groups, removal_count, zeros_first
 from pruning.methods.factor import Memory, dampened_cholesky
 from pruning.methods.precision import working_copy
+from pruning.methods.sparsegpt import round_columns
+from pruning.quantize.grid import Grid
 from pruning.recipe import Pattern
 from pruning.statistics import UnusableStatisticsError
 
@@ -48,13 +50,17 @@ class Problem:
     inverse: Tensor
 
 
-def prune(weight: Tensor, statistics: Tensor | None, sparsity: float, pattern: Pattern | None) -> Tensor:
+def prune(
+    weight: Tensor, statistics: Tensor | None, sparsity: float, pattern: Pattern | None, *, grid: Grid | None = None
+) -> Tensor:
     """A copy of ``weight`` (out, in) with exactly the whole number nearest ``sparsity`` × out × in removed.
 
     ``statistics`` is the Gram matrix XᵀX (in, in) of the layer's inputs. Mask and kept weights are those with which the
     layer's outputs on these inputs change least, as far as they are found; with ``pattern``, every M consecutive
-    inputs lose all but N. Float64 stays, anything else becomes float32. Raises ValueError without statistics and
-    UnusableStatisticsError when the Gram matrix is not positive definite however much it is dampened.
+    inputs lose all but N. With ``grid`` the kept ones are then rounded to it, each input's error made up for by later
+    ones, and what is returned are the rounded ones. Float64 stays, anything else becomes float32. Raises ValueError
+    without statistics and UnusableStatisticsError when the Gram matrix is not positive definite however much it is
+    dampened.
     """
     if statistics is None:
         raise ValueError("ADMM needs the Gram matrix of the inputs")
@@ -62,7 +68,7 @@ def prune(weight: Tensor, statistics: Tensor | None, sparsity: float, pattern: P
     zero = dense == 0
     count = removal_count(dense.numel(), sparsity)
     if pattern is None and count <= int(zero.sum()):
-        return dense
+        return dense if grid is None else round_columns(dense, statistics, zero, grid)
     problem = _memory.get(statistics, normalise, dense)
     target = dense * problem.norms
 
@@ -81,6 +87,8 @@ def prune(weight: Tensor, statistics: Tensor | None, sparsity: float, pattern: P
     kept = torch.where(problem.dead, dense, kept).masked_fill_(removed, 0)
     if not bool(torch.isfinite(kept.sum())):
         raise UnusableStatisticsError("the update of the kept weights is not finite")
+    if grid is not None:
+        return round_columns(kept, statistics, removed, grid)
     # A kept weight stays one that is not zero.
     return kept.masked_fill_((kept == 0) & ~removed, torch.finfo(kept.dtype).tiny)
 

@@ -1,11 +1,14 @@
 """SparseGPT: remove weights column by column, the kept ones make up for it (Frantar and Alistarh 2023, 2301.00774)."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from pruning.mask import FIRST, lowest, lowest_in_groups, removal_count
 from pruning.methods.factor import Memory, dampened_cholesky
 from pruning.methods.precision import working_copy
+from pruning.quantize.grid import Grid
 from pruning.recipe import Pattern
 from pruning.statistics import UnusableStatisticsError
 
@@ -24,29 +27,39 @@ DAMPING = 0.01
 _memory = Memory()
 
 
-def prune(weight: Tensor, statistics: Tensor | None, sparsity: float, pattern: Pattern | None) -> Tensor:
+def prune(
+    weight: Tensor, statistics: Tensor | None, sparsity: float, pattern: Pattern | None, *, grid: Grid | None = None
+) -> Tensor:
     """A copy of ``weight`` (out, in) with exactly the whole number nearest ``sparsity`` × out × in removed.
 
     ``statistics`` is the Gram matrix XᵀX (in, in) of the layer's inputs. The kept weights are changed so that the
     layer's outputs on those inputs change least. With ``pattern``, every M consecutive inputs lose all but N, chosen
-    once the columns before them are done. Float64 stays, anything else becomes float32. Raises ValueError without
-    statistics and UnusableStatisticsError when the Gram matrix is not positive definite however much it is dampened.
+    once the columns before them are done. With ``grid`` kept weights are rounded to it in the same pass, and what is
+    returned are the rounded ones. Float64 stays, anything else becomes float32. Raises ValueError without statistics
+    and UnusableStatisticsError when the Gram matrix is not positive definite however much it is dampened.
     """
     if statistics is None:
         raise ValueError("SparseGPT needs the Gram matrix of the inputs")
-    if pattern is None and removal_count(weight.numel(), sparsity) == 0:
+    if pattern is None and grid is None and removal_count(weight.numel(), sparsity) == 0:
         return working_copy(weight)
     # Columns are worked on one at a time, so they are what lies contiguous in memory: (in, out) from here on.
     columns = working_copy(weight.T)
     factor = _memory.get(statistics, inverse_factor, columns)
     dead = statistics.to(columns).diagonal() == 0
+    if grid is not None:
+        grid.begin(columns)
     if pattern is None:
-        removed = _remove_in_blocks(columns, factor, dead, sparsity)
+        budget = _Budget(columns, sparsity)
+
+        def choose(start: int, end: int) -> Tensor:
+            scores = _scores(columns[start:end], factor.diagonal()[start:end, None], dead[start:end])
+            return lowest(scores, budget.take(start, end))
+
+        removed = _walk_in_blocks(columns, factor, choose, grid)
     else:
-        removed = _remove_in_groups(columns, factor, dead, pattern)
-    if not bool(torch.isfinite(columns.sum())):
-        raise UnusableStatisticsError("the update of the kept weights is not finite")
-    if int(columns.count_nonzero()) + int(removed.count_nonzero()) < columns.numel():
+        removed = _remove_in_groups(columns, factor, dead, pattern, grid)
+    _check_finite(columns)
+    if grid is None and int(columns.count_nonzero()) + int(removed.count_nonzero()) < columns.numel():
         # Among millions of weights, an update hits zero exactly now and then; a kept weight stays one that is not zero.
         columns.masked_fill_((columns == 0) & ~removed & (weight.T != 0), torch.finfo(columns.dtype).tiny)
     return columns.T.contiguous()
@@ -92,28 +105,61 @@ def _scores(columns: Tensor, diagonal: Tensor, dead: Tensor) -> Tensor:
     return scores.masked_fill_(dead[:, None], FIRST).masked_fill_(columns == 0, 2 * FIRST)
 
 
-def _remove_in_blocks(columns: Tensor, factor: Tensor, dead: Tensor, sparsity: float) -> Tensor:
+def round_columns(weight: Tensor, statistics: Tensor, removed: Tensor | None, grid: Grid) -> Tensor:
+    """``weight`` (out, in) rounded to ``grid`` column by column, later columns making up for it (GPTQ).
+
+    ``statistics`` is the Gram matrix (in, in) of the layer's inputs; what is ``removed`` (out, in) becomes zero.
+    Raises UnusableStatisticsError as :func:`prune` does.
+    """
+    columns = working_copy(weight.T)
+    factor = _memory.get(statistics, inverse_factor, columns)
+    grid.begin(columns)
+    gone = removed.T.contiguous() if removed is not None else torch.zeros_like(columns, dtype=torch.bool)
+    _walk_in_blocks(columns, factor, lambda start, end: gone[start:end], grid)
+    _check_finite(columns)
+    return columns.T.contiguous()
+
+
+def _check_finite(columns: Tensor) -> None:
+    if not bool(torch.isfinite(columns.sum())):
+        raise UnusableStatisticsError("the update of the kept weights is not finite")
+
+
+def _walk_in_blocks(columns: Tensor, factor: Tensor, choose: Callable[[int, int], Tensor], grid: Grid | None) -> Tensor:
+    """Remove what ``choose`` says for each block of columns when it is come to, and round the rest to ``grid``.
+
+    ``columns`` (in, out) are changed in place; the mask (in, out) of what was removed comes back.
+    """
     inputs = columns.shape[0]
     removed = torch.zeros_like(columns, dtype=torch.bool)
-    budget = _Budget(columns, sparsity)
     for start in range(0, inputs, BLOCK):
         end = min(start + BLOCK, inputs)
         block = columns[start:end]
         diagonal = factor.diagonal()[start:end, None]
-        mask = lowest(_scores(block, diagonal, dead[start:end]), budget.take(start, end))
+        mask = choose(start, end)
         removed[start:end] = mask
         errors = torch.empty_like(block)
         # Taken apart once, as it is the calls that cost; each column first takes what those before it in its step left.
-        weights, failures, inverse = block.unbind(), errors.unbind(), (mask / diagonal).unbind()
+        weights, failures, gone = block.unbind(), errors.unbind(), mask.unbind()
+        inverse = (mask / diagonal if grid is None else 1 / diagonal).unbind()
         within = factor[start:end, start:end].T.contiguous()
         for low in range(0, end - start, STEP):
             high = min(low + STEP, end - start)
+            if grid is not None and low % grid.group == 0:
+                rows = slice(low, low + grid.group)
+                grid.enter(start + low, block[rows].masked_fill(mask[rows], 0))
             for column in range(low, high):
                 if column > low:
                     weights[column].addmv_(errors[low:column].T, within[column, low:column], alpha=-1)
-                torch.mul(weights[column], inverse[column], out=failures[column])
+                if grid is None:
+                    torch.mul(weights[column], inverse[column], out=failures[column])
+                else:
+                    settled = grid.settle(start + column, weights[column], gone[column])
+                    torch.mul(weights[column] - settled, inverse[column], out=failures[column])
+                    weights[column].copy_(settled)
             block[high:].addmm_(within[high:, low:high], errors[low:high], alpha=-1)
-        block.masked_fill_(mask, 0)
+        if grid is None:
+            block.masked_fill_(mask, 0)
         columns[end:].addmm_(factor[start:end, end:].T, errors, alpha=-1)
     return removed
 
@@ -142,26 +188,41 @@ class _Budget:
         return count
 
 
-def _remove_in_groups(columns: Tensor, factor: Tensor, dead: Tensor, pattern: Pattern) -> Tensor:
+def _remove_in_groups(columns: Tensor, factor: Tensor, dead: Tensor, pattern: Pattern, grid: Grid | None) -> Tensor:
     inputs = columns.shape[0]
     removed = torch.zeros_like(columns, dtype=torch.bool)
     size = pattern.group * max(1, BLOCK // pattern.group)
+
+    def choose(low: int, high: int) -> Tensor:
+        scores = _scores(columns[low:high], factor.diagonal()[low:high, None], dead[low:high])
+        return lowest_in_groups(scores.T, pattern).T
+
     for start in range(0, inputs, size):
         end = min(start + size, inputs)
         errors = torch.empty_like(columns[start:end])
         for low in range(start, end, pattern.group):
             high = low + pattern.group
             group = columns[low:high]
-            diagonal = factor.diagonal()[low:high, None]
-            mask = lowest_in_groups(_scores(group, diagonal, dead[low:high]).T, pattern).T
+            if grid is not None and low % grid.group == 0:
+                # Which of its weights will go is not known yet: the scales are for those that would go now.
+                whole = slice(low, low + grid.group)
+                grid.enter(low, columns[whole].masked_fill(choose(whole.start, whole.stop), 0))
+            mask = choose(low, high)
             removed[low:high] = mask
-            inverse = mask / diagonal
+            diagonal = factor.diagonal()[low:high, None]
+            inverse = (mask if grid is None else torch.ones_like(mask)) / diagonal
             for column in range(low, high):
                 error = errors[column - start]
-                torch.mul(columns[column], inverse[column - low], out=error)
+                if grid is None:
+                    torch.mul(columns[column], inverse[column - low], out=error)
+                else:
+                    settled = grid.settle(column, columns[column], mask[column - low])
+                    torch.mul(columns[column] - settled, inverse[column - low], out=error)
+                    columns[column] = settled
                 if column + 1 < high:
                     columns[column + 1 : high].addr_(factor[column, column + 1 : high], error, alpha=-1)
-            group.masked_fill_(mask, 0)
+            if grid is None:
+                group.masked_fill_(mask, 0)
             if high < end:
                 columns[high:end].addmm_(factor[low:high, high:end].T, errors[low - start : high - start], alpha=-1)
         columns[end:].addmm_(factor[start:end, end:].T, errors, alpha=-1)

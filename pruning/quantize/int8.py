@@ -1,10 +1,12 @@
-"""int8 weight-only: symmetric round-to-nearest with one scale per output channel, and the layer that runs on it."""
+"""int8: symmetric round-to-nearest with one scale per output channel, and the layer that runs on it."""
 
 from functools import cache
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
+
+from pruning.quantize.layer import QuantizedLinear, check_codes
 
 LEVELS = 127
 
@@ -17,8 +19,10 @@ where dequantizing first still takes 2 to 3 times as long as the kernel; the two
 In float32 and float16 the CPU kernel is slower than dequantizing from 4 tokens on and never faster than a dense linear.
 """
 
-
 COLUMN_STEP = 32
+
+CUDA_ROWS = 17
+"""Fewest rows that CUDA's int8 product takes; fewer are filled up with zeros."""
 
 
 def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -35,64 +39,86 @@ def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
     return codes.to(torch.int8), scale
 
 
-class Int8Linear(nn.Module):
+class Int8Linear(QuantizedLinear):
     """A linear layer that keeps its weights as int8 ``codes`` (out, in), ``scale`` (out,) and ``bias`` (out,) or None.
 
     It computes in the dtype of ``scale``. Few tokens go through ATen's int8 kernel where the device has one that is
     faster; more tokens through the dequantized weights, which are bit-equal to a dense layer with :meth:`dequantized`.
+    With ``activations`` inputs are rounded to int8 as well, token by token, and the products are those of whole numbers
+    wherever the device has such a product.
     """
 
-    codes: Tensor
-    scale: Tensor
-    bias: Tensor | None
+    kind = "int8"
 
-    def __init__(self, codes: Tensor, scale: Tensor, bias: Tensor | None = None) -> None:
-        super().__init__()
-        if codes.dtype != torch.int8 or codes.ndim != 2 or scale.shape != codes.shape[:1]:
-            raise ValueError(
-                f"codes must be int8 of shape (out, in) with one scale per row: got {codes.dtype} "
-                f"{tuple(codes.shape)} and scales {tuple(scale.shape)}"
-            )
-        self.register_buffer("codes", codes.contiguous())
-        self.register_buffer("scale", scale)
-        self.register_buffer("bias", bias)
-
-    @property
-    def out_features(self) -> int:
-        """Rows of ``codes``."""
-        return self.codes.shape[0]
-
-    @property
-    def in_features(self) -> int:
-        """Columns of ``codes``."""
-        return self.codes.shape[1]
+    def __init__(self, codes: Tensor, scale: Tensor, bias: Tensor | None = None, *, activations: bool = False) -> None:
+        super().__init__(codes, scale, bias, activations=activations)
+        check_codes(codes, scale, torch.int8)
 
     @property
     def runtime(self) -> str:
         """Which kernels a call uses on the device and in the dtype the layer has now."""
         name = str(self.scale.dtype).removeprefix("torch.")
+        if self.activations:
+            if has_int8_product(self.codes.device.type, *self.codes.shape):
+                return "aten int8 × int8"
+            return f"dequantized int8 to {name}, inputs rounded to int8"
         if has_int8_kernel(self.scale.device.type, self.scale.dtype, *self.codes.shape):
             return f"aten int8 up to {FEW_TOKENS} tokens, dequantized to {name} above"
-        return f"int8 dequantized to {name}"
-
-    def dequantized(self) -> Tensor:
-        """The weights (out, in) as the dtype of ``scale`` holds them."""
-        # In place: a second buffer of this size costs more in page faults than the multiplication itself.
-        return self.codes.to(self.scale.dtype).mul_(self.scale[:, None])
+        return f"dequantized int8 to {name}"
 
     def forward(self, inputs: Tensor) -> Tensor:
         """``inputs`` (..., in) to (..., out)."""
-        tokens = inputs.numel() // self.in_features
-        if 0 < tokens <= FEW_TOKENS and has_int8_kernel(inputs.device.type, inputs.dtype, *self.codes.shape):
-            flat = inputs.reshape(tokens, self.in_features).contiguous()
-            output = torch._weight_int8pack_mm(flat, self.codes, self.scale)
-            output = output.view(*inputs.shape[:-1], self.out_features)
+        if self.activations:
+            return self._dynamic(inputs)
+        rows, columns = self.codes.shape
+        flat = inputs.reshape(-1, columns)
+        if 0 < len(flat) <= FEW_TOKENS and has_int8_kernel(inputs.device.type, inputs.dtype, rows, columns):
+            output = torch._weight_int8pack_mm(flat.contiguous(), self.codes, self.scale)
+            output = output.view(*inputs.shape[:-1], rows)
             return output if self.bias is None else output.add_(self.bias)
         return functional.linear(inputs, self.dequantized(), self.bias)
 
-    def extra_repr(self) -> str:
-        """The shape, as torch prints it for a linear layer."""
-        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+    def _dynamic(self, inputs: Tensor) -> Tensor:
+        rows, columns = self.codes.shape
+        rounded, scale = round_tokens(inputs.reshape(-1, columns))
+        if len(rounded) and has_int8_product(inputs.device.type, rows, columns):
+            sums = _int8_product(rounded, self.codes)
+        else:
+            # In float32, whole numbers up to 2^24 are exact; beyond that they are rounded as any sum is.
+            sums = rounded.float() @ self.codes.float().t()
+        output = (sums * scale).mul_(self.scale)
+        if self.bias is not None:
+            output.add_(self.bias)
+        return output.to(inputs.dtype).view(*inputs.shape[:-1], rows)
+
+
+def round_tokens(inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """``inputs`` (tokens, in) as int8 from -127 to 127, and the float32 scale (tokens, 1) of each, never zero."""
+    exact = inputs.float()
+    scale = (exact.abs().amax(dim=1, keepdim=True) / LEVELS).clamp_(min=torch.finfo(torch.float32).tiny)
+    return (exact / scale).round_().to(torch.int8), scale
+
+
+def _int8_product(inputs: Tensor, codes: Tensor) -> Tensor:
+    """Inputs (tokens, in) times codesᵀ, both int8, as int32 (tokens, out)."""
+    tokens = len(inputs)
+    if inputs.device.type == "cuda" and tokens < CUDA_ROWS:
+        inputs = functional.pad(inputs, (0, 0, 0, CUDA_ROWS - tokens))
+    return torch._int_mm(inputs, codes.t())[:tokens]
+
+
+@cache
+def has_int8_product(device_type: str, rows: int, columns: int) -> bool:
+    """Whether ATen multiplies int8 by int8 codes (rows, columns) on this kind of device, and rightly."""
+    if device_type not in ("cpu", "cuda"):
+        return False
+    codes = _pattern(COLUMN_STEP + rows % COLUMN_STEP, columns)
+    inputs = _pattern(3, columns).flip(1).contiguous()
+    try:
+        output = _int8_product(inputs.to(device_type), codes.to(device_type))
+    except (RuntimeError, NotImplementedError):
+        return False
+    return torch.equal(output.cpu(), inputs.int() @ codes.int().t())
 
 
 @cache
@@ -105,8 +131,7 @@ def has_int8_kernel(device_type: str, dtype: torch.dtype, rows: int, columns: in
     if dtype != torch.bfloat16 or device_type not in ("cpu", "cuda") or columns % COLUMN_STEP:
         return False
     probed = COLUMN_STEP + rows % COLUMN_STEP
-    pattern = 7 * torch.arange(probed)[:, None] + 3 * torch.arange(columns)
-    codes = (pattern % (2 * LEVELS + 1) - LEVELS).to(torch.int8)
+    codes = _pattern(probed, columns)
     ones = torch.ones(3, columns, dtype=dtype, device=device_type)
     try:
         output = torch._weight_int8pack_mm(ones, codes.to(device_type), ones.new_ones(probed))
@@ -115,3 +140,9 @@ def has_int8_kernel(device_type: str, dtype: torch.dtype, rows: int, columns: in
     # Sums of whole numbers below 2^24 are exact in float32 and are rounded once.
     exact = codes.sum(dim=1).float().to(dtype)
     return torch.equal(output.cpu(), exact.expand(3, probed))
+
+
+def _pattern(rows: int, columns: int) -> Tensor:
+    """int8 numbers (rows, columns) that differ from row to row and from column to column."""
+    pattern = 7 * torch.arange(rows)[:, None] + 3 * torch.arange(columns)
+    return (pattern % (2 * LEVELS + 1) - LEVELS).to(torch.int8)

@@ -64,11 +64,12 @@ def removed_weights(found: Sequence[Narrowable], widths: Widths) -> int:
 
 
 def candidates(
-    model: nn.Module, found: Sequence[Narrowable], total: int, sparsity: float, multiple: int
+    model: nn.Module, found: Sequence[Narrowable], total: int, sparsity: float, multiple: int, group: int = 1
 ) -> list[Widths]:
     """For every number of groups of heads there may be, the FFN width that brings the removed share nearest.
 
-    The share is that of ``total`` weights; an FFN keeps a multiple of ``multiple`` channels, or all. Those that miss
+    The share is that of ``total`` weights; an FFN keeps a multiple of ``multiple`` channels, or all, and heads are so
+    many that they have a multiple of ``group`` outputs, or all. Those that miss
     ``sparsity`` by more than half such a step are left out, if one does not. Raises InputError where ``sparsity`` is
     more than the narrowest model removes, or so little that the model as it is comes nearest.
     """
@@ -80,7 +81,8 @@ def candidates(
             counts = [*range(multiple, units, multiple), units]
             steps.append(multiple * one.weights)
         else:
-            counts = [n for n in range(1, units) if one.part.possible(model, n)] + [units]
+            fitting = (n for n in range(1, units) if n * one.part.size % group == 0)
+            counts = [n for n in fitting if one.part.possible(model, n)] + [units]
             steps.append(one.weights)
         combinations = [{**widths, consumer: count} for widths in combinations for count in counts]
     wanted = sparsity * total

@@ -1,5 +1,6 @@
 """Width pruning: every block loses FFN channels and whole groups of attention heads, and the rest makes up for it."""
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -31,6 +32,7 @@ def prune_width(
     windows: Windows,
     *,
     multiple: int | None = None,
+    group: int = 1,
     widths: Widths | None = None,
     device: torch.device | None = None,
     progress: Progress = silent,
@@ -42,10 +44,10 @@ def prune_width(
 
     All blocks keep the same number of FFN channels, rounded to a ``multiple`` (64 on CUDA, 32 elsewhere), and of
     attention heads, in whole groups that share keys and values, so that about ``step.sparsity`` of the weights in the
-    blocks goes. How much from which, ``widths`` says or :func:`pruning.structured.plan.cheapest` does. ``choose`` says
-    for each block which stay, from what the narrowed blocks before it give on ``windows``, and with ``compensate`` the
-    layers that read what is kept are fitted again by least squares. Blocks compute on ``device``, where the model may
-    not be.
+    blocks goes. Both are such that the layers that read them have a multiple of ``group`` inputs. How much from which,
+    ``widths`` says or :func:`pruning.structured.plan.cheapest` does. ``choose`` says for each block which stay, from
+    what the narrowed blocks before it give on ``windows``, and with ``compensate`` the layers that read what is kept
+    are fitted again by least squares. Blocks compute on ``device``, where the model may not be.
 
     Blocks that ``checkpoint`` has finished are taken from there, to the same bits. Raises InputError before any work
     where the model cannot be made narrower, or not by so much, and RunError where numbers are not finite.
@@ -55,6 +57,7 @@ def prune_width(
     stage = Stage(model, device)
     if multiple is None:
         multiple = 64 if stage.device.type == "cuda" else 32
+    multiple = math.lcm(multiple, group)
     progress(PHASE, 0, len(blocks), UNIT)
     found, reasons = narrowable(model, blocks, windows.ids)
     total = sum(layer.weight().numel() for block in blocks for layer in block.layers)
@@ -65,7 +68,7 @@ def prune_width(
             widths, earlier = planned["widths"], planned["seconds"]
     if widths is None:
         started = time.perf_counter()
-        options = candidates(model, found, total, step.sparsity, multiple)
+        options = candidates(model, found, total, step.sparsity, multiple, group)
         widths = cheapest(model, blocks, found, options, windows, stage, ticker(progress, 0, len(blocks)))
         if checkpoint is not None:
             checkpoint.set_note(_WIDTHS, {"widths": widths, "seconds": time.perf_counter() - started})

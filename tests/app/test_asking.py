@@ -22,10 +22,10 @@ def labels(request: SweepRequest) -> list[str]:
 
 
 def test_every_combination_is_asked_for_dense_first() -> None:
-    request = ask(methods=["magnitude", "wanda"], shares=["30%", "0.6"], patterns=[UNSTRUCTURED, "2:4"])
+    request = ask(methods=["magnitude", "wanda"], shares=["30%", "0.8"], patterns=[UNSTRUCTURED, "2:4"])
     assert labels(request) == [
         "Dense",
-        *(f"{method} {share}" for method in ("Magnitude", "Wanda") for share in ("30%", "60%", "2:4")),
+        *(f"{method} {share}" for method in ("Magnitude", "Wanda") for share in ("30%", "80%", "2:4")),
     ]
 
 

@@ -251,10 +251,10 @@ def test_a_sweep_makes_every_combination_with_dense_first_and_ends_with_the_tabl
 def test_a_sweep_names_what_cannot_be_combined(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], store: Store
 ) -> None:
-    asked = ("run", "--model", "bundled", "--method", "wanda", "--sparsity", "0.7", "--pattern", "2:4")
+    asked = ("run", "--model", "bundled", "--method", "wanda", "--sparsity", "0.8", "--pattern", "2:4")
     assert call(monkeypatch, *asked, "--allocation", "uniform,owl", "--quantize", "none,int8") == 0
     assert "Left out, as there is no such combination: 2:4 with OWL." in capsys.readouterr().err
-    made = {"Wanda 70%", "Wanda 70% (OWL)", "Wanda 2:4"}
+    made = {"Wanda 80%", "Wanda 80% (OWL)", "Wanda 2:4"}
     assert {run.label for run in store.runs()} == {"Dense", "int8", *made, *(f"{name} + int8" for name in made)} - {
         "int8"
     }

@@ -152,6 +152,9 @@ def test_what_was_finished_of_a_run_is_kept_until_it_is_done(store: Store, start
     start("stepping")
     wait_for(store, again.key, RunState.DONE)
     assert "Wanda 50%: 2 processes" in (home / "makers.txt").read_text().splitlines()
+    end = time.monotonic() + 20
+    while unfinished(run.run_id) is not None and time.monotonic() < end:  # it goes after the result is recorded
+        time.sleep(0.02)
     assert unfinished(run.run_id) is None
 
 

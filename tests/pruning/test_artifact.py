@@ -5,6 +5,7 @@ import json
 import math
 import shutil
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from pruning import artifact
 from pruning.anatomy import prunable_layers
 from pruning.artifact import export_transformers, read_header, rebuild, save_artifact, stored_sizes
-from pruning.artifact_format import HEADER_KEY
+from pruning.artifact_header import HEADER_KEY
 from pruning.compress import compress
 from pruning.errors import InputError, RunError
 from pruning.models import load_model
@@ -81,6 +82,17 @@ def test_every_family_comes_back_bit_for_bit(family: str, dtype: torch.dtype, in
     assert not any(parameter.requires_grad for parameter in found.parameters())
     tied = saved.get_input_embeddings().weight is saved.get_output_embeddings().weight
     assert (found.get_input_embeddings().weight is found.get_output_embeddings().weight) == tied
+
+
+def test_one_variant_is_always_the_same_bytes(tmp_path: Path) -> None:
+    """The library writes the entries of the metadata in an order of chance."""
+    model = tiny_model("llama", dtype=torch.bfloat16)
+    written = set()
+    for place in range(8):
+        save_artifact(model, TOKENIZER, tmp_path / str(place), {"recipe": "as asked"})
+        written.add((tmp_path / str(place) / "variant.safetensors").read_bytes())
+    (found,) = written
+    assert found[8:].startswith(b'{"__metadata__":{"sha256":"')
 
 
 def test_bit_patterns_that_arithmetic_cannot_tell_apart_come_back(tmp_path: Path) -> None:
@@ -174,7 +186,7 @@ def test_the_header_says_what_the_caller_and_the_format_say(tmp_path: Path) -> N
     save_artifact(model, TOKENIZER, tmp_path / "variant", {"recipe": "Wanda 50%", "identity": {"name": "tiny"}})
     header = read_header(tmp_path / "variant")
     assert (header["recipe"], header["identity"]) == ("Wanda 50%", {"name": "tiny"})
-    assert (header["format"], header["version"], header["dtype"]) == ("poda-variant", 2, "float32")
+    assert (header["format"], header["version"], header["dtype"]) == ("poda-variant", 3, "float32")
     assert len(header["layers"]) == 3 * LAYERS["gpt2"]
     assert header["layers"]["transformer.h.0.attn.c_attn"]["shape"] == [96, 32]
     with pytest.raises(ValueError, match="layers in the header"):
@@ -229,34 +241,42 @@ def test_what_reads_back_otherwise_is_not_kept(int8: bool, tmp_path: Path, monke
 # What is wrong with a folder that is read
 
 
+def header_of(folder: Path) -> dict[str, object]:
+    with safe_open(folder / "variant.safetensors", "pt") as file:
+        own: dict[str, object] = json.loads(file.metadata()[HEADER_KEY])
+    return own
+
+
 def change(folder: Path, **header: object) -> None:
     """Rewrite the variant with entries of its header replaced."""
-    with safe_open(folder / "variant.safetensors", "pt") as file:
-        own = json.loads(file.metadata()[HEADER_KEY])
-    rewrite(folder, {**own, **header})
+    rewrite(folder, {**header_of(folder), **header})
 
 
-def rewrite(folder: Path, header: dict[str, object]) -> None:
+def rewrite(folder: Path, header: dict[str, object], tensors: dict[str, Tensor] | None = None) -> None:
+    """Write the variant with that header, with digests that are right for what it has become."""
     path = folder / "variant.safetensors"
-    save_file(load_file(path), path, {HEADER_KEY: json.dumps(header)})
+    if header.get("files") == header_of(folder).get("files") != {}:
+        others = (file for file in folder.iterdir() if file != path)
+        header = {**header, "files": {file.name: sha256(file.read_bytes()).hexdigest() for file in others}}
+    save_file(tensors or load_file(path), path, {HEADER_KEY: json.dumps(header), "sha256": 64 * "0"})
+    written = path.read_bytes()
+    assert written.count(64 * b"0") == 1
+    path.write_bytes(written.replace(64 * b"0", sha256(written).hexdigest().encode()))
 
 
-def _change_tensors(folder: Path, **changes: Tensor | None) -> None:
-    path = folder / "variant.safetensors"
-    with safe_open(path, "pt") as file:
-        metadata = file.metadata()
-    tensors = load_file(path)
+def change_tensors(folder: Path, **changes: Tensor | None) -> None:
+    tensors = load_file(folder / "variant.safetensors")
     for name, tensor in changes.items():
         tensors.pop(name, None)
         if tensor is not None:
             tensors[name] = tensor
-    save_file(tensors, path, metadata)
+    rewrite(folder, header_of(folder), tensors)
 
 
 @pytest.mark.parametrize(
     ("header", "why"),
     [
-        ({"version": 3}, "has version 3, and this Poda reads poda-variant versions 1 and 2"),
+        ({"version": 4}, "has version 4, and this Poda reads poda-variant versions 1 to 3"),
         ({"version": 1, "dense": {"parameters": 9, "layer_weights": 9}}, "version 1 has no"),
         ({"dense": {"parameters": 9}}, r"dense\.layer_weights"),
         ({"format": "another"}, "has format 'another'"),
@@ -268,6 +288,8 @@ def _change_tensors(folder: Path, **changes: Tensor | None) -> None:
         ({"layers": {"x": {"storage": "dense", "shape": [1, 1], "zeros": 0}}}, r"x\.weight is missing"),
         ({"masked": {"x": {"shape": [8], "dtype": "F32", "kept": 1}}}, "the mask of x is missing"),
         ({"masked": {"x": {"shape": [-8], "dtype": "F32", "kept": 1}}}, r"masked\.x\.shape"),
+        ({"files": {"config.json": "0"}}, r"files.*config\.json"),
+        ({"files": {"../config.json": 64 * "1"}}, r"files\."),
         ({"masked": {}}, r"is stored as bitmask, and its tensors are not"),
         ({"tied": {"a": "b"}}, "a is tied to b, which is missing"),
         ({"more": 1}, "more"),
@@ -302,17 +324,17 @@ QUERY = "model.layers.0.self_attn.q_proj"
 )
 def test_tensors_that_do_not_fit_are_named(changes: dict[str, Tensor | None], why: str, tmp_path: Path) -> None:
     save(tmp_path / "variant")
-    _change_tensors(tmp_path / "variant", **changes)
+    change_tensors(tmp_path / "variant", **changes)
     with pytest.raises(InputError, match=why):
         rebuild(tmp_path / "variant")
 
 
 def test_quantized_layers_that_do_not_fit_are_named(tmp_path: Path) -> None:
     save(tmp_path / "variant", int8=True)
-    _change_tensors(tmp_path / "variant", **{f"{QUERY}.scale": torch.zeros(31).bfloat16()})
+    change_tensors(tmp_path / "variant", **{f"{QUERY}.scale": torch.zeros(31).bfloat16()})
     with pytest.raises(InputError, match="no scale for each of its 32 rows"):
         rebuild(tmp_path / "variant")
-    _change_tensors(tmp_path / "variant", **{f"{QUERY}.scale": None})
+    change_tensors(tmp_path / "variant", **{f"{QUERY}.scale": None})
     with pytest.raises(InputError, match="no scale for each of its 32 rows"):
         rebuild(tmp_path / "variant")
 
@@ -329,6 +351,7 @@ def test_a_configuration_of_another_model_is_found_out(tmp_path: Path) -> None:
         ({"hidden_size": 10**15}, r"config\.json|memory"),
     ):
         path.write_text(json.dumps({**config, **changes}))
+        change(tmp_path / "variant")
         with pytest.raises((InputError, RunError), match=why):
             rebuild(tmp_path / "variant")
 

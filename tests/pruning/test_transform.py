@@ -82,7 +82,7 @@ def test_the_layer_itself_is_left_alone_until_the_result_is_put_there() -> None:
     holder, layer = layer_of(weight)
     done = transform(layer, "b", observed(torch.randn(9, 6)), recipe(), 0.5)
     assert torch.equal(holder.inner.weight, weight)
-    put(holder, layer, done.tensors())
+    put(holder, layer, done.tensors(), recipe())
     assert int((holder.inner.weight == 0).sum()) == 12
     assert done.report.sparsity == 0.5
 
@@ -92,7 +92,7 @@ def test_quantized_layers_report_the_error_of_what_will_run() -> None:
     weight, inputs = torch.randn(8, 32), torch.randn(64, 32)
     holder, layer = layer_of(weight)
     done = transform(layer, "b", observed(inputs), recipe(quantize=True), 0.5)
-    put(holder, layer, done.tensors())
+    put(holder, layer, done.tensors(), recipe(quantize=True))
     assert isinstance(holder.inner, Int8Linear)
     runs = holder.inner.dequantized().double()
     change = inputs.double() @ (weight.double() - runs).T

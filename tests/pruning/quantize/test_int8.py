@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -158,7 +159,7 @@ def test_what_runs_is_said() -> None:
     layer = _layer(8, 32, torch.bfloat16, bias=False)
     kernel = has_int8_kernel("cpu", torch.bfloat16, 8, 32)
     assert ("aten int8 up to" in layer.runtime) == kernel
-    assert copy.deepcopy(layer).float().runtime == "int8 dequantized to float32"
+    assert copy.deepcopy(layer).float().runtime == "dequantized int8 to float32"
     assert layer.codes.dtype == torch.int8
 
 
@@ -182,3 +183,56 @@ def test_codes_and_scales_that_do_not_fit_are_refused() -> None:
         Int8Linear(torch.zeros(3, 4, dtype=torch.int8), torch.ones(4))
     with pytest.raises(ValueError, match="int8"):
         Int8Linear(torch.zeros(3, 4), torch.ones(3))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 1), (3, 5), (33, 17), (64, 128), (35, 96)])
+def test_dynamic_rounds_each_token_and_multiplies_whole_numbers(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    _check_dynamic(*shape, dtype, "cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_dynamic_multiplies_whole_numbers_on_the_gpu(dtype: torch.dtype) -> None:
+    for shape in ((3, 5), (64, 128), (576, 1536)):
+        _check_dynamic(*shape, dtype, "cuda")
+
+
+def _check_dynamic(rows: int, columns: int, dtype: torch.dtype, device: str) -> None:
+    plain = _layer(rows, columns, dtype, bias=True, device=device)
+    layer = Int8Linear(plain.codes, plain.scale, plain.bias, activations=True)
+    for tokens in (1, 2, 19):
+        inputs = torch.randn(tokens, columns, generator=torch.Generator().manual_seed(tokens)).to(dtype)
+        inputs[0] *= 50
+        output = layer(inputs.to(device)).cpu()
+        for token in range(tokens):
+            values = inputs[token].float().numpy()
+            scale = np.abs(values).max() / np.float32(127)
+            whole = [round(float(value / scale)) for value in values]
+            for row in range(0, rows, 7):
+                codes = layer.codes[row].tolist()
+                total = sum(code * value for code, value in zip(codes, whole, strict=True))
+                assert layer.bias is not None
+                bias = layer.bias[row].item()
+                product = total * float(scale) * layer.scale[row].item()
+                # Products and sums are in float32, and the output is rounded once.
+                allowed = EPSILON[dtype] * abs(product + bias) + 2.0**-21 * (abs(product) + abs(bias))
+                assert abs(output[token, row].item() - (product + bias)) <= allowed
+
+
+def test_dynamic_without_a_product_of_whole_numbers_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    codes, scale = quantize_rows(_weight(8, 64, torch.float32))
+    layer = Int8Linear(codes, scale, activations=True)
+    inputs = torch.randn(5, 64)
+    assert layer.runtime == "aten int8 × int8"
+    fast = layer(inputs)
+    monkeypatch.setattr(int8, "has_int8_product", lambda *given: False)
+    assert torch.equal(layer(inputs), fast)
+    assert layer.runtime == "dequantized int8 to float32, inputs rounded to int8"
+
+
+def test_a_token_of_zeros_gives_the_bias() -> None:
+    layer = Int8Linear(*quantize_rows(torch.randn(4, 32)), torch.arange(4.0), activations=True)
+    assert layer(torch.zeros(1, 32)).tolist() == [[0.0, 1.0, 2.0, 3.0]]
+    assert layer(torch.zeros(0, 32)).shape == (0, 4)
