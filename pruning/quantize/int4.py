@@ -155,7 +155,7 @@ def _cpu_tile() -> int | None:
     codes = ((5 * torch.arange(MOST_ROWS)[:, None] + 3 * torch.arange(32)) % 16 - 8).to(torch.int8)
     ordered = _in_kernel_order(codes)
     tiles = (MOST_ROWS, MOST_ROWS // 2, MOST_ROWS // 4)
-    return next((tile for tile in tiles if torch.equal(_out_of_cpu_order(ordered, *codes.shape, tile), codes)), None)
+    return next((tile for tile in tiles if torch.equal(_out_of_cpu_order(ordered, MOST_ROWS, 32, tile), codes)), None)
 
 
 def _through_kernel(codes: Tensor, rows: int, columns: int, group: int) -> Tensor:
