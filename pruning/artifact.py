@@ -10,7 +10,7 @@ from accelerate import init_empty_weights  # type: ignore[import-untyped]  # it 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.pytorch_utils import Conv1D
 
 from pruning.artifact_format import StoredSizes, read_header, read_layout, stored_sizes
@@ -25,6 +25,7 @@ from pruning.artifact_header import (
 )
 from pruning.artifact_layout import layout_of, unique_tensors
 from pruning.artifact_seal import BLANK, SEAL_KEY, check_seal, file_digests, seal
+from pruning.configs import CONFIG, check_buffers, read_config
 from pruning.disk import new_folder
 from pruning.errors import InputError, RunError
 from pruning.packing import pack, pack_groups, pack_halves, same_bits, unpack, unpack_groups, unpack_halves
@@ -169,13 +170,14 @@ def _tensors(folder: Path, layout: Layout, aliases: bool = True) -> Iterator[tup
 def _empty(folder: Path, layout: Layout) -> nn.Module:
     """The model that ``config.json`` describes: parameters without memory, buffers as the configuration has them."""
     with reading(str(folder / "config.json"), "make the variant again"):
-        config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        config = read_config(folder)
         blocks = getattr(config, "num_hidden_layers", 0)
         if isinstance(blocks, int) and blocks > len(layout.layers):
             raise InputError(
                 f"{folder / 'config.json'} describes {blocks:,} blocks and the variant has {len(layout.layers):,} "
                 "layers in all: make the variant again"
             )
+        check_buffers(config, getattr(torch, layout.dtype), folder / CONFIG)
         with init_empty_weights(include_buffers=False):
             model: nn.Module = AutoModelForCausalLM.from_config(
                 config, dtype=getattr(torch, layout.dtype), trust_remote_code=False

@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging as transformers_logging
 
 from pruning.anatomy import prunable_layers
+from pruning.configs import read_config
 from pruning.device import choose_device, choose_dtype
 from pruning.errors import InputError
 from pruning.hub import download
@@ -145,7 +146,7 @@ def _load(folder: Path, name: str, dtype: torch.dtype) -> nn.Module:
     # What it would print of missing weights is raised below.
     transformers_logging.set_verbosity_error()
     with reading(name, "check its files, or get the model again"):
-        config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        config = read_config(folder)
         if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
             raise InputError(f"{name} is a {config.model_type} and no causal language model: choose one that is")
         model, report = AutoModelForCausalLM.from_pretrained(
