@@ -1,5 +1,6 @@
 """Variants on disk: written in the smallest faithful form, verified, rebuilt bit for bit (see artifact_format)."""
 
+import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.pytorch_utils import Conv1D
 
-from pruning.artifact_format import StoredSizes, read_header, read_layout, stored_sizes
+from pruning.artifact_format import StoredSizes, read_header, read_layout, stored_sizes, whole_tensors
 from pruning.artifact_header import (
     HEADER_KEY,
     OWN_FIELDS,
@@ -25,9 +26,10 @@ from pruning.artifact_header import (
 )
 from pruning.artifact_layout import layout_of, unique_tensors
 from pruning.artifact_seal import BLANK, SEAL_KEY, check_seal, file_digests, seal
-from pruning.configs import CONFIG, check_buffers, read_config
+from pruning.configs import CONFIG, check_size, read_config
 from pruning.disk import new_folder
 from pruning.errors import InputError, RunError
+from pruning.headers import TensorEntry
 from pruning.packing import pack, pack_groups, pack_halves, same_bits, unpack, unpack_groups, unpack_halves
 from pruning.quantize.int4 import pack4, unpack4
 from pruning.quantize.layer import QuantizedLinear
@@ -93,9 +95,9 @@ def rebuild(folder: Path) -> tuple[nn.Module, Layout]:
     Every tensor equals the one saved bit for bit; quantized layers are :class:`QuantizedLinear`. Raises InputError
     naming what is wrong with the folder.
     """
-    layout, _ = read_layout(folder)
+    layout, tensors = read_layout(folder)
     check_seal(folder, layout)
-    model = _empty(folder, layout)
+    model = _empty(folder, layout, tensors)
     for name, record in layout.layers.items():
         if record.codes is not None:
             _replace(model, name, _empty_quantized(record, layout, has_bias=_has_bias(model, name)))
@@ -110,9 +112,9 @@ def export_transformers(folder: Path, target: Path) -> None:
     """
     if target.is_file() or (target.is_dir() and any(target.iterdir())):
         raise InputError(f"{target} is not empty: choose a folder that does not exist yet")
-    layout, _ = read_layout(folder)
+    layout, tensors = read_layout(folder)
     check_seal(folder, layout)
-    model = _empty(folder, layout)
+    model = _empty(folder, layout, tensors)
     state = dict(_tensors(folder, layout))
     for name, record in layout.layers.items():
         if record.codes is not None:
@@ -167,7 +169,7 @@ def _tensors(folder: Path, layout: Layout, aliases: bool = True) -> Iterator[tup
         yield alias, shared[name]
 
 
-def _empty(folder: Path, layout: Layout) -> nn.Module:
+def _empty(folder: Path, layout: Layout, tensors: dict[str, TensorEntry]) -> nn.Module:
     """The model that ``config.json`` describes: parameters without memory, buffers as the configuration has them."""
     with reading(str(folder / "config.json"), "make the variant again"):
         config = read_config(folder)
@@ -177,7 +179,8 @@ def _empty(folder: Path, layout: Layout) -> nn.Module:
                 f"{folder / 'config.json'} describes {blocks:,} blocks and the variant has {len(layout.layers):,} "
                 "layers in all: make the variant again"
             )
-        check_buffers(config, getattr(torch, layout.dtype), folder / CONFIG)
+        elements = sum(math.prod(shape) for _, shape in whole_tensors(layout, tensors).values())
+        check_size(config, getattr(torch, layout.dtype), folder / CONFIG, elements)
         with init_empty_weights(include_buffers=False):
             model: nn.Module = AutoModelForCausalLM.from_config(
                 config, dtype=getattr(torch, layout.dtype), trust_remote_code=False

@@ -17,6 +17,10 @@ MOST_PARTS = 65_536
 MOST_BUFFER_BYTES = 1 << 30
 """What follows from a configuration and is in no file (rotary frequencies, masks) takes less than this."""
 
+MOST_TIMES = 4
+SMALL = 1 << 20
+"""How many times as many parameters as its files hold, and how many more, a configuration may ask for to be read on."""
+
 _PARTS = re.compile(r"(^|_)(num|n_layers?|n_heads?|layers|labels|heads|experts)(_|$)")
 _KERNELS = ("_attn_implementation", "_experts_implementation")
 
@@ -37,13 +41,21 @@ def read_config(folder: Path) -> Any:
     return config
 
 
-def check_buffers(config: Any, dtype: torch.dtype, path: Path) -> None:
-    """Raise InputError where the model of ``config``, read from ``path``, would take memory that no file holds."""
+def check_size(config: Any, dtype: torch.dtype, path: Path, elements: int) -> None:
+    """Raise InputError where the model of ``config``, read from ``path``, takes memory that its files do not fill.
+
+    ``elements`` is how many numbers they hold. A model of other shapes that is not many times as large passes.
+    """
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
     found = sum(buffer.nbytes for buffer in model.buffers())
     if found > MOST_BUFFER_BYTES:
         raise InputError(f"{path} describes a model with {found:,} bytes that are in no file: get its files again")
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    if parameters > MOST_TIMES * elements + SMALL:
+        raise InputError(
+            f"{path} describes a model of {parameters:,} parameters, and its files hold {elements:,}: get them again"
+        )
 
 
 def _check_counts(path: Path, entries: Any) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pruning.configs import MOST_BUFFER_BYTES, check_buffers, read_config
+from pruning.configs import MOST_BUFFER_BYTES, check_size, read_config
 from pruning.errors import InputError
 from tests.pruning.tiny import CONFIGS
 
@@ -46,6 +46,13 @@ def test_memory_that_no_file_holds_is_refused(tmp_path: Path) -> None:
         config = read_config(written(tmp_path, head_dim=head_dim))
         if refused:
             with pytest.raises(InputError, match="bytes that are in no file"):
-                check_buffers(config, torch.float32, tmp_path / "config.json")
+                check_size(config, torch.float32, tmp_path / "config.json", 10**9)
         else:
-            check_buffers(config, torch.float32, tmp_path / "config.json")
+            check_size(config, torch.float32, tmp_path / "config.json", 10**9)
+
+
+def test_a_model_many_times_as_large_as_its_files_is_refused(tmp_path: Path) -> None:
+    config = read_config(written(tmp_path, vocab_size=10**6, tie_word_embeddings=True))
+    with pytest.raises(InputError, match=r"of 32,0\d\d,\d\d\d parameters, and its files hold 1,000,000"):
+        check_size(config, torch.float32, tmp_path / "config.json", 10**6)
+    check_size(config, torch.float32, tmp_path / "config.json", 10**7)
