@@ -41,7 +41,7 @@ def trained_state() -> dict[str, Tensor]:
         logits = model(ids).logits[:, :-1]
         loss = functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]  # torch has no types for it
         optimizer.step()
         schedule.step()
     return {name: tensor.detach() for name, tensor in model.state_dict().items()}
@@ -59,7 +59,8 @@ def empty() -> nn.Module:
         max_position_embeddings=LENGTH,
         tie_word_embeddings=True,
     )
-    return LlamaForCausalLM(config)
+    model: nn.Module = LlamaForCausalLM(config)
+    return model
 
 
 def trained() -> nn.Module:

@@ -1,14 +1,17 @@
-"""Every quantization alone and after pruning: python -m tests.bench.quantized [RECIPE …] [--speed] [--trained].
+"""Every quantization alone and after pruning: python -m tests.bench.quantized [RECIPE …] [--in FOLDER] [--speed].
 
 A RECIPE is METHOD+SCHEME, either of them "none"; without any, all there are at 50%. The model is the bundled one; each
-variant is saved, loaded back and measured in bfloat16 where the machine is good at it. With ``--speed`` only decoding
-is timed, in turns with dense models in bfloat16 and float32. With ``--trained`` it is a tiny model in float32 that is
+variant is saved, loaded back and measured in the dtype that Poda chooses on this machine, and decoding is timed in
+turns with dense models in bfloat16 and float32. With ``--in`` variants are kept in a folder, and those that are there
+are not made again; with ``--speed`` only decoding is timed. With ``--trained`` it is a tiny model in float32 that is
 trained here on bytes of the bundled articles and was never rounded, and nothing is timed. Returns 1 when a limit is
 passed.
 """
 
 import sys
 import time
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -28,8 +31,10 @@ from pruning.models import load_model
 from pruning.quantize import SCHEMES, objection
 from pruning.recipe import PruneStep, QuantizeStep, Recipe
 from pruning.runtime import load_variant
-from pruning.sources import parse_reference
+from pruning.sources import VARIANT, parse_reference
 from tests.bench.quality import CACHE, windows_of
+from tests.pruning.folders import tiny_tokenizer
+from tests.trained import trained, windows
 
 METHODS = ("none", "wanda", "sparsegpt", "admm")
 SPARSITY = 0.5
@@ -70,10 +75,33 @@ def recipe(name: str) -> Recipe:
     )
 
 
-def bundled(dtype: str) -> tuple[nn.Module, Any]:
-    """The bundled model on the CPU, and its tokenizer."""
-    loaded = load_model(parse_reference("bundled"), device="cpu", dtype=dtype, cache=CACHE)
-    return loaded.model, loaded.tokenizer
+@dataclass(frozen=True)
+class Setting:
+    """A model, which ``model`` makes anew in a dtype, and the text it is calibrated and measured on."""
+
+    model: Callable[[str], nn.Module]
+    dtype: str
+    tokenizer: Any
+    calibration: Windows
+    evaluation: Tensor
+
+
+def bundled() -> Setting:
+    """The bundled model, 32 calibration windows of 512 tokens and 20 to measure on."""
+
+    def model(dtype: str) -> nn.Module:
+        return load_model(parse_reference("bundled"), device="cpu", dtype=dtype, cache=CACHE).model
+
+    tokenizer = load_model(parse_reference("bundled"), device="cpu", dtype="float32", cache=CACHE).tokenizer
+    calibration, evaluation = windows_of(tokenizer)
+    dtype = str(choose_dtype("auto", choose_device("cpu"))[0]).removeprefix("torch.")
+    return Setting(model, dtype, tokenizer, calibration, evaluation.ids)
+
+
+def never_rounded() -> Setting:
+    """The model that is trained here, 64 windows of 128 bytes and as many to measure on."""
+    calibration = Windows(windows("calibration", 64))
+    return Setting(lambda dtype: trained(), "float32", tiny_tokenizer(), calibration, windows("evaluation", 64))
 
 
 @torch.no_grad()
@@ -92,32 +120,32 @@ def quality(model: nn.Module, dense: nn.Module, ids: Tensor) -> tuple[float, flo
     return float(torch.tensor(loss / predicted, dtype=torch.float64).exp()), divergence / predicted
 
 
-def make(name: str, folder: Path, dtype: str, windows: Windows, tokenizer: Any) -> float:
+def make(name: str, folder: Path, setting: Setting) -> float:
     """Save the variant at ``folder``; seconds of compression."""
-    model, _ = bundled(dtype)
+    model = setting.model(setting.dtype)
     started = time.perf_counter()
-    made = compress(model, recipe(name), windows)
+    made = compress(model, recipe(name), setting.calibration)
     took = time.perf_counter() - started
-    save_artifact(made.model, tokenizer, folder, {})
+    save_artifact(made.model, setting.tokenizer, folder, {})
     return took
 
 
-def measured(folder: Path, dense: nn.Module, ids: Tensor) -> tuple[Row, nn.Module]:
+def measured(folder: Path, dense: nn.Module, ids: Tensor) -> Row:
     """The variant in ``folder``, loaded back."""
     variant = load_variant(folder, device="cpu")
     perplexity, divergence = quality(variant.model, dense, ids)
     ratio = variant.sizes.pruned_layer_bytes / variant.sizes.dense16_pruned_layer_bytes
-    return Row(perplexity, divergence, ratio, variant.runtime), variant.model
+    return Row(perplexity, divergence, ratio, variant.runtime)
 
 
-def timed(models: dict[str, nn.Module], ids: Tensor, dtype: str) -> tuple[dict[str, float], bool]:
-    """Milliseconds a token of each of ``models``, timed in turns; whether one is slower than it must be."""
-    for name in ("float32", "bfloat16"):
-        models[f"dense {name}"] = bundled(name)[0]
-    times = token_times(models, ids, rounds=ROUNDS)
+def timed(folders: dict[str, Path], setting: Setting) -> tuple[dict[str, float], bool]:
+    """Milliseconds a token of the variants, timed in turns; whether one is slower than it must be."""
+    models = {name: load_variant(folder, device="cpu").model for name, folder in folders.items()}
+    models |= {f"dense {name}": setting.model(name) for name in ("float32", "bfloat16")}
+    times = token_times(models, setting.evaluation, rounds=ROUNDS)
     middle = {name: sorted(values)[len(values) // 2] for name, values in times.items()}
     fastest = min((name for name in times if name.startswith("dense")), key=middle.__getitem__)
-    print(f"decode, one sequence, variants in {dtype}, {torch.get_num_threads()} threads, {ROUNDS} rounds in turns:")
+    print(f"decode, one sequence, variants in {setting.dtype}, {torch.get_num_threads()} threads, {ROUNDS} rounds:")
     failed = False
     for name, values in times.items():
         told = speed(values, times[fastest])
@@ -130,11 +158,13 @@ def timed(models: dict[str, nn.Module], ids: Tensor, dtype: str) -> tuple[dict[s
 
 
 def table(rows: dict[str, Row], times: dict[str, float]) -> str:
-    """Markdown, a line for each variant."""
-    lines = ["| pruning | quantization | perplexity | KL to dense | bytes | ms a token |", "|---|---|---|---|---|---|"]
+    """Markdown, a line for each variant; without times where none were measured."""
+    heads = ["pruning", "quantization", "perplexity", "KL to dense", "bytes", *(["ms a token"] if times else [])]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for name, row in rows.items():
-        figures = f"{row.perplexity:.1f} | {row.divergence:.3f} | {row.ratio:.3f} | {times[name]:.1f}"
-        lines.append(f"| {' | '.join(name.split('+'))} | {figures} |")
+        figures = [f"{row.perplexity:.1f}", f"{row.divergence:.3f}", f"{row.ratio:.3f}"]
+        figures += [f"{times[name]:.1f}"] if times else []
+        lines.append(f"| {' | '.join([*name.split('+'), *figures])} |")
     return "\n".join(lines)
 
 
@@ -156,28 +186,31 @@ def broken(rows: dict[str, Row]) -> list[str]:
 
 def main() -> int:
     """Print a line for each variant as it is there, the table, and the times."""
-    only_speed = "--speed" in sys.argv
-    asked = [name for name in sys.argv[1:] if "+" in name] or (list(FASTER) if only_speed else names())
-    dtype = str(choose_dtype("auto", choose_device("cpu"))[0]).removeprefix("torch.")
-    dense, tokenizer = bundled(dtype)
-    calibration, evaluation = windows_of(tokenizer)
+    words = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    words.add_argument("recipes", nargs="*", metavar="RECIPE")
+    words.add_argument("--in", dest="kept", type=Path, metavar="FOLDER")
+    words.add_argument("--speed", action="store_true")
+    words.add_argument("--trained", action="store_true")
+    asked = words.parse_args()
+    setting = never_rounded() if asked.trained else bundled()
     rows: dict[str, Row] = {}
-    models: dict[str, nn.Module] = {}
     with TemporaryDirectory() as scratch:
-        for name in asked:
-            took = make(name, Path(scratch, name), dtype, calibration, tokenizer)
-            ids = evaluation.ids[:1] if only_speed else evaluation.ids
-            rows[name], models[name] = measured(Path(scratch, name), dense, ids)
-            row = rows[name]
+        recipes = asked.recipes or (list(FASTER) if asked.speed else names())
+        folders = {name: Path(asked.kept or scratch, name) for name in recipes}
+        dense = setting.model(setting.dtype)
+        for name, folder in folders.items():
+            took = make(name, folder, setting) if not (folder / VARIANT).is_file() else 0.0
+            if asked.speed:
+                continue
+            row = rows[name] = measured(folder, dense, setting.evaluation)
             print(
                 f"{name:<24} perplexity {row.perplexity:9.2f}  KL {row.divergence:7.4f}  bytes {row.ratio:.4f}  "
                 f"{took:5.0f} s  {row.runtime}",
                 flush=True,
             )
-        times, slow = timed(models, evaluation.ids, dtype)
-    wrong = [] if only_speed else broken(rows)
-    print("\n".join([*wrong, "", table(rows, times)]))
-    return int(slow or bool(wrong))
+        times, slow = timed(folders, setting) if not asked.trained else ({}, False)
+    print("\n".join([*broken(rows), "", table(rows, times)]))
+    return int(slow or bool(broken(rows)))
 
 
 if __name__ == "__main__":
