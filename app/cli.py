@@ -25,6 +25,7 @@ from app.runs.terminal_sweep import failures_of, sweep_here
 from app.status import going_on
 from pruning.allocation import ALLOCATIONS, UNIFORM
 from pruning.errors import CancelledError, InputError, RunError
+from pruning.export import DEFAULT, FORMATS, export_variant
 from pruning.methods import METHODS
 from pruning.quantize import SCHEMES
 from pruning.recipe import MAXIMUM_SPARSITY
@@ -198,17 +199,18 @@ def results(json_file: Json = None) -> None:
 def export(
     run_id: Annotated[str, typer.Argument(metavar="RUN", help="The run's id, or the beginning of it.")],
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new or empty folder.")],
+    form: Annotated[
+        str, typer.Option("--format", help="; ".join(f"{name}: {form.summary}" for name, form in FORMATS.items()) + ".")
+    ] = DEFAULT,
 ) -> None:
-    """Write a variant as a plain transformers folder."""
+    """Write a variant in a format that other programs read."""
     store = Store()
     found = store.matching(run_id)
     if found.artifact is None or not found.artifact.is_dir():
         reason = "its files were removed" if found.state is RunState.DONE else f"it is {found.state}"
         raise InputError(f"Run {found.run_id} ({found.label}) has no files to export, as {reason}: run it again.")
 
-    from pruning.artifact import export_transformers
-
-    export_transformers(found.artifact, folder)
+    export_variant(found.artifact, folder, form)
     typer.echo(f"{found.label} is in {folder}")
 
 

@@ -1,7 +1,6 @@
 """Variants on disk: written in the smallest faithful form, verified, rebuilt bit for bit (see artifact_format)."""
 
 import math
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -39,7 +38,7 @@ from pruning.sources import VARIANT
 
 __all__ = [
     "StoredSizes",
-    "export_transformers",
+    "dequantized_model",
     "read_header",
     "rebuild",
     "save_artifact",
@@ -105,13 +104,11 @@ def rebuild(folder: Path) -> tuple[nn.Module, Layout]:
     return model, layout
 
 
-def export_transformers(folder: Path, target: Path) -> None:
-    """Write the variant in ``folder`` as a plain transformers folder at ``target``: zeros dense, codes dequantized.
+def dequantized_model(folder: Path) -> tuple[nn.Module, Layout]:
+    """The model of the variant in ``folder`` with weights in place of codes, in the classes that transformers has.
 
-    Raises InputError when ``target`` holds something already or ``folder`` is no variant, RunError for a full disk.
+    Raises InputError as :func:`rebuild` does.
     """
-    if target.is_file() or (target.is_dir() and any(target.iterdir())):
-        raise InputError(f"{target} is not empty: choose a folder that does not exist yet")
     layout, tensors = read_layout(folder)
     check_seal(folder, layout)
     model = _empty(folder, layout, tensors)
@@ -122,13 +119,7 @@ def export_transformers(folder: Path, target: Path) -> None:
             transposed = isinstance(model.get_submodule(name), Conv1D)
             state[f"{name}.weight"] = weight.T.contiguous() if transposed else weight
     _assign(model, state, layout, folder)
-    needed = sum(parameter.nbytes for parameter in model.parameters())
-    with new_folder(target.absolute(), needed, f"the exported model {target.name}") as temporary:
-        for file in folder.iterdir():
-            if file.is_file() and file.name != VARIANT:
-                shutil.copy2(file, temporary / file.name)
-        plain: Any = model
-        plain.save_pretrained(temporary)
+    return model, layout
 
 
 def _verify(folder: Path, state: dict[str, Tensor]) -> None:

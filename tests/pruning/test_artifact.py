@@ -18,10 +18,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pruning import artifact
 from pruning.anatomy import prunable_layers
-from pruning.artifact import export_transformers, read_header, rebuild, save_artifact, stored_sizes
+from pruning.artifact import read_header, rebuild, save_artifact, stored_sizes
 from pruning.artifact_header import HEADER_KEY
 from pruning.compress import compress
 from pruning.errors import InputError, RunError
+from pruning.export import export_variant
 from pruning.models import load_model
 from pruning.packing import same_bits
 from pruning.quantize.int8 import Int8Linear
@@ -392,7 +393,7 @@ def test_transformers_does_not_take_a_variant_for_its_own(tmp_path: Path) -> Non
 @pytest.mark.parametrize("family", CONFIGS)
 def test_exports_give_the_same_logits_in_transformers(family: str, int8: bool, tmp_path: Path) -> None:
     saved = save(tmp_path / "variant", family, torch.float32, int8=int8)
-    export_transformers(tmp_path / "variant", tmp_path / "plain")
+    export_variant(tmp_path / "variant", tmp_path / "plain")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "plain", dtype="auto")
     with torch.no_grad():
         assert torch.equal(model(tiny_ids()).logits, saved(tiny_ids()).logits)
@@ -405,7 +406,7 @@ def test_exports_give_the_same_logits_in_transformers(family: str, int8: bool, t
 
 def test_an_export_keeps_dtype_and_tokenizer(tmp_path: Path) -> None:
     save(tmp_path / "variant", dtype=torch.bfloat16, int8=True)
-    export_transformers(tmp_path / "variant", tmp_path / "plain")
+    export_variant(tmp_path / "variant", tmp_path / "plain")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "plain", dtype="auto")
     assert AutoTokenizer.from_pretrained(tmp_path / "plain")("w3 w9").input_ids == [3, 9]
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
@@ -417,12 +418,12 @@ def test_an_export_does_not_overwrite(tmp_path: Path) -> None:
     (tmp_path / "full" / "mine").touch()
     for target in (tmp_path / "full", tmp_path / "full" / "mine", tmp_path / "variant"):
         with pytest.raises(InputError, match="is not empty"):
-            export_transformers(tmp_path / "variant", target)
+            export_variant(tmp_path / "variant", target)
     (tmp_path / "empty").mkdir()
-    export_transformers(tmp_path / "variant", tmp_path / "empty")
+    export_variant(tmp_path / "variant", tmp_path / "empty")
     assert (tmp_path / "empty" / "config.json").is_file()
     with pytest.raises(InputError, match="is no variant"):
-        export_transformers(tmp_path / "nowhere", tmp_path / "other")
+        export_variant(tmp_path / "nowhere", tmp_path / "other")
     assert not (tmp_path / "other").exists()
 
 

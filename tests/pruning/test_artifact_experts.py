@@ -7,10 +7,11 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from pruning.artifact import export_transformers, rebuild, save_artifact, stored_sizes
+from pruning.artifact import rebuild, save_artifact, stored_sizes
 from pruning.artifact_format import read_layout
 from pruning.compress import compress
 from pruning.errors import InputError
+from pruning.export import export_variant
 from tests.pruning.architectures import architecture
 from tests.pruning.test_artifact import TOKENIZER, assert_same, change, recipe, rewrite, save
 from tests.pruning.tiny import tiny_ids, tiny_model
@@ -56,7 +57,7 @@ def test_sizes_count_experts_among_the_pruned_layers(tmp_path: Path) -> None:
 
 def test_exported_experts_give_the_same_logits_in_transformers(tmp_path: Path) -> None:
     saved = save_experts("mixtral", tmp_path / "variant", 0.5)
-    export_transformers(tmp_path / "variant", tmp_path / "plain")
+    export_variant(tmp_path / "variant", tmp_path / "plain")
     found = AutoModelForCausalLM.from_pretrained(tmp_path / "plain", dtype=torch.bfloat16, local_files_only=True)
     assert torch.equal(found(tiny_ids()).logits, saved(tiny_ids()).logits)
 

@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from pruning.anatomy import decoder_blocks, prunable_layers
-from pruning.artifact import export_transformers, rebuild, save_artifact
+from pruning.artifact import rebuild, save_artifact
 from pruning.calibration import Windows
 from pruning.checkpoint import Checkpoint
 from pruning.compress import compress
 from pruning.errors import CancelledError, InputError, RunError
+from pruning.export import export_variant
 from pruning.recipe import PruneStep, Recipe
 from pruning.structured.depth import prune_depth, without_blocks
 from pruning.structured.influence import Miss
@@ -191,7 +192,7 @@ def test_saved_exported_and_loaded_it_generates_the_same_with_a_cache(family: st
     made = prune_depth(architecture(family), step(0.4), WINDOWS)
     save_artifact(made.model, NoTokenizer(), tmp_path / "variant", {}, dense=(1_000_000, 1_000_000))
     rebuilt, _ = rebuild(tmp_path / "variant")
-    export_transformers(tmp_path / "variant", tmp_path / "plain")
+    export_variant(tmp_path / "variant", tmp_path / "plain")
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "plain")
     expected = logits(made.model)
     assert torch.equal(logits(rebuilt), expected)

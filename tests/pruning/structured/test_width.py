@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from pruning.anatomy import decoder_blocks, prunable_layers
-from pruning.artifact import export_transformers, rebuild, save_artifact
+from pruning.artifact import rebuild, save_artifact
 from pruning.calibration import Windows
 from pruning.checkpoint import Checkpoint
 from pruning.compress import compress
 from pruning.errors import CancelledError, InputError, RunError
+from pruning.export import export_variant
 from pruning.recipe import PruneStep, QuantizeStep, Recipe
 from pruning.structured import narrow, width
 from pruning.structured.select import DAMPING
@@ -111,7 +112,7 @@ def test_saved_exported_and_loaded_it_generates_the_same_with_a_cache(family: st
     made = prune_width(model, step(0.3), WINDOWS, multiple=4)
     save_artifact(made.model, NoTokenizer(), tmp_path / "variant", {}, dense=(1_000_000, 1_000_000))
     rebuilt, _ = rebuild(tmp_path / "variant")
-    export_transformers(tmp_path / "variant", tmp_path / "plain")
+    export_variant(tmp_path / "variant", tmp_path / "plain")
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "plain")
     expected = logits(made.model)
     assert torch.equal(logits(rebuilt), expected)
