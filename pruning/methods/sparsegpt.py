@@ -147,7 +147,7 @@ def _walk_in_blocks(columns: Tensor, factor: Tensor, choose: Callable[[int, int]
             high = min(low + STEP, end - start)
             if grid is not None and low % grid.group == 0:
                 rows = slice(low, low + grid.group)
-                grid.enter(start + low, block[rows].masked_fill(mask[rows], 0))
+                grid.enter(start + low, _pruned(block[rows], mask[rows], factor[start + low :, start + low :]))
             for column in range(low, high):
                 if column > low:
                     weights[column].addmv_(errors[low:column].T, within[column, low:column], alpha=-1)
@@ -162,6 +162,21 @@ def _walk_in_blocks(columns: Tensor, factor: Tensor, choose: Callable[[int, int]
             block.masked_fill_(mask, 0)
         columns[end:].addmm_(factor[start:end, end:].T, errors, alpha=-1)
     return removed
+
+
+def _pruned(group: Tensor, mask: Tensor, factor: Tensor) -> Tensor:
+    """What the ``group`` (inputs, out) becomes when what ``mask`` says is removed and nothing is rounded.
+
+    ``factor`` begins at its first input. Its kept weights make up for those removed before them, and grow by it, so
+    scales taken from them as they are would cut them off.
+    """
+    if not bool(mask.any()):
+        return group
+    group = group.clone()
+    for column in range(len(group)):
+        error = group[column] * mask[column] / factor[column, column]
+        group[column + 1 :].addr_(factor[column, column + 1 : len(group)], error, alpha=-1)
+    return group.masked_fill_(mask, 0)
 
 
 class _Budget:
@@ -206,7 +221,7 @@ def _remove_in_groups(columns: Tensor, factor: Tensor, dead: Tensor, pattern: Pa
             if grid is not None and low % grid.group == 0:
                 # Which of its weights will go is not known yet: the scales are for those that would go now.
                 whole = slice(low, low + grid.group)
-                grid.enter(low, columns[whole].masked_fill(choose(whole.start, whole.stop), 0))
+                grid.enter(low, _pruned(columns[whole], choose(whole.start, whole.stop), factor[low:, low:]))
             mask = choose(low, high)
             removed[low:high] = mask
             diagonal = factor.diagonal()[low:high, None]

@@ -5,6 +5,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from pruning.quantize import probe
 from pruning.quantize.layer import QuantizedLinear, check_codes
 
 FORMAT = torch.float8_e4m3fn
@@ -77,17 +78,15 @@ def has_float8_kernel(device_type: str, dtype: torch.dtype, rows: int, columns: 
     """Whether the card multiplies float8 codes (rows, columns) into ``dtype``, rightly; asked of the card itself."""
     if device_type != "cuda" or dtype != torch.bfloat16 or rows % STEP or columns % STEP:
         return False
-    codes = (torch.arange(rows)[:, None] + torch.arange(columns)).remainder(5).sub(2).float()
-    inputs = torch.arange(columns).remainder(3).sub(1).float().expand(3, columns)
-    ones = torch.ones(3, 1, device=device_type)
+    codes, inputs, scale = probe.drawn(rows, columns, -2, 2), probe.drawn(3, columns, -1, 1), probe.powers(rows, 1)
     try:
         output = _product(
             inputs.to(device_type).to(FORMAT),
-            ones,
+            torch.ones(3, 1, device=device_type),
             codes.to(device_type).to(FORMAT),
-            torch.ones(rows, device=device_type),
+            scale.flatten().to(device_type),
             dtype,
         )
     except (RuntimeError, NotImplementedError):
         return False
-    return torch.equal(output.cpu(), (inputs @ codes.t()).to(dtype))
+    return torch.equal(output.cpu(), (inputs @ (codes * scale).t()).to(dtype))

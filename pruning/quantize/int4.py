@@ -6,15 +6,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pruning.quantize.layer import QuantizedLinear
+from pruning.kernels.choice import Way, faster, own_kernels
+from pruning.kernels.library import INT4_STEP, kernels
+from pruning.quantize import probe
+from pruning.quantize.layer import FEW_TOKENS, QuantizedLinear
 
 LOWEST, HIGHEST = -8, 7
-
-FEW_TOKENS = 16
-"""Up to this many tokens at once the CPU's int4 kernel is used; for more, dequantizing first is faster.
-
-Measured by ``python -m tests.bench.int4`` on a 2-core EPYC with AVX-512 in bfloat16.
-"""
 
 MOST_ROWS = 64
 """Rows that a CPU kernel reads together at most: 64 with AVX-512, 32 with AVX2."""
@@ -35,8 +32,8 @@ def unpack4(packed: Tensor) -> Tensor:
 class Int4Linear(QuantizedLinear):
     """A linear layer that keeps its weights as two 4-bit codes a byte (out, in / 2), and ``scale`` (out, in / group).
 
-    Once prepared, few tokens go through ATen's int4 kernel where the device has one; more tokens on a CPU through the
-    dequantized weights.
+    Once prepared, few tokens go through an int4 kernel where there is one, on a CPU our own or ATen's, whichever is
+    faster; more tokens on a CPU through the dequantized weights.
     """
 
     kind = "int4"
@@ -54,8 +51,8 @@ class Int4Linear(QuantizedLinear):
             )
         self._inputs = inputs
         self._group = inputs // groups
-        self._few = 0
-        """Up to how many tokens the kernel is used; none before the layer is prepared."""
+        self._is_ordered = False
+        """Whether the codes lie as ATen's kernel reads them, which prepares for it."""
 
     @property
     def out_features(self) -> int:
@@ -75,27 +72,32 @@ class Int4Linear(QuantizedLinear):
     @property
     def runtime(self) -> str:
         """Which kernels a call uses on the device and in the dtype the layer has now."""
-        name = str(self.scale.dtype).removeprefix("torch.")
-        if not self._few:
-            return f"dequantized int4 to {name}"
-        if self.codes.device.type == "cpu":
-            return f"aten int4 up to {self._few} tokens, dequantized to {name} above"
-        return "aten int4"
+        if self._product is not None:
+            return self._few_and_many(self._product.name)
+        if not self._has_aten(self.scale.dtype):
+            return f"dequantized int4 to {str(self.scale.dtype).removeprefix('torch.')}"
+        return self._few_and_many("aten int4") if self.codes.device.type == "cpu" else "aten int4"
 
     def prepare(self) -> None:
-        """Bring the codes into the order of the device's kernel, where it has one for this dtype and shape."""
-        device = self.codes.device.type
-        if self._few or not has_int4_kernel(device, self.scale.dtype, self.out_features, self._inputs, self._group):
+        """Take the fastest kernel for this device, dtype and shape; codes are brought into the order of ATen's.
+
+        Our own reads them as they are.
+        """
+        if self._product is not None or self._is_ordered:
             return
-        scale = self.scale.t()
-        self.register_buffer("scale_and_zero", torch.stack([scale, torch.zeros_like(scale)], dim=-1), persistent=False)
-        self.codes = _in_kernel_order(unpack4(self.codes))
-        self.scale = self.scale_and_zero[..., 0].t()  # the same memory
-        self._few = FEW_TOKENS if device == "cpu" else 1 << 62
+        way = int4_way(self.codes.device.type, self.scale.dtype, self.out_features, self._inputs, self._group)
+        own = kernels()
+        if way == "poda" and own is not None:
+            self._product = own.int4(self.codes, self.scale)
+        elif way == "aten":
+            self.register_buffer("scale_and_zero", _scale_and_zero(self.scale), persistent=False)
+            self.codes = _in_kernel_order(unpack4(self.codes))
+            self.scale = self.scale_and_zero[..., 0].t()  # the same memory
+            self._is_ordered = True
 
     def whole_codes(self) -> Tensor:
         """The codes (out, in) int8, one element each."""
-        if not self._few:
+        if not self._is_ordered:
             return unpack4(self.codes)
         if self.codes.device.type == "cpu":
             tile = _cpu_tile()
@@ -105,12 +107,41 @@ class Int4Linear(QuantizedLinear):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """``inputs`` (..., in) to (..., out)."""
+        output = self.few_tokens(inputs)
+        if output is not None:
+            return output
         flat = inputs.reshape(-1, self._inputs)
-        if not 0 < len(flat) <= self._few:
+        if not len(flat) or not self._has_aten(inputs.dtype) or (inputs.is_cpu and len(flat) > FEW_TOKENS):
             return functional.linear(inputs, self.dequantized(), self.bias)
-        output = _multiply(flat, self.codes, self._group, self.scale_and_zero)
-        output = output.view(*inputs.shape[:-1], -1)
+        output = _multiply(flat, self.codes, self._group, self.scale_and_zero).view(*inputs.shape[:-1], -1)
         return output if self.bias is None else output.add_(self.bias)
+
+    def _has_aten(self, dtype: torch.dtype) -> bool:
+        """Whether the layer, prepared for ATen's kernel, has not been cast to another dtype since."""
+        return self._is_ordered and dtype == torch.bfloat16
+
+
+def _scale_and_zero(scale: Tensor) -> Tensor:
+    """``scale`` (out, in / group) as ATen's kernels read it, (in / group, out, 2), and no zero points."""
+    turned = scale.t()
+    return torch.stack([turned, torch.zeros_like(turned)], dim=-1)
+
+
+@cache
+def int4_way(device_type: str, dtype: torch.dtype, rows: int, columns: int, group: int) -> Way | None:
+    """Whose kernel multiplies few tokens in ``dtype`` by int4 codes (rows, columns) fastest here; None: there is none.
+
+    Where both are there they are timed for one token, once.
+    """
+    own = own_kernels(device_type, dtype) if group % INT4_STEP == 0 else None
+    aten = has_int4_kernel(device_type, dtype, rows, columns, group)
+    if own is None or not aten:
+        return "poda" if own is not None else "aten" if aten else None
+    inputs, scale = torch.ones(1, columns, dtype=dtype), torch.ones(rows, columns // group, dtype=dtype)
+    codes = torch.ones(rows, columns // 2, dtype=torch.uint8)
+    ordered, pairs = _in_kernel_order(unpack4(codes)), _scale_and_zero(scale)
+    product = own.int4(codes, scale)
+    return faster(lambda: product(inputs), lambda: _multiply(inputs, ordered, group, pairs))
 
 
 def _in_kernel_order(codes: Tensor) -> Tensor:
@@ -152,7 +183,7 @@ def _out_of_cpu_order(codes: Tensor, rows: int, columns: int, tile: int) -> Tens
 @cache
 def _cpu_tile() -> int | None:
     """How many rows this CPU's kernel reads together; None when its order is none that is known here."""
-    codes = ((5 * torch.arange(MOST_ROWS)[:, None] + 3 * torch.arange(32)) % 16 - 8).to(torch.int8)
+    codes = probe.drawn(MOST_ROWS, 32, LOWEST, HIGHEST).to(torch.int8)
     ordered = _in_kernel_order(codes)
     tiles = (MOST_ROWS, MOST_ROWS // 2, MOST_ROWS // 4)
     return next((tile for tile in tiles if torch.equal(_out_of_cpu_order(ordered, MOST_ROWS, 32, tile), codes)), None)
@@ -173,18 +204,16 @@ def has_int4_kernel(device_type: str, dtype: torch.dtype, rows: int, columns: in
 
     Asked once of the device itself, as releases of torch differ in the devices and the shapes they have a kernel for.
     """
-    if device_type not in ("cpu", "cuda") or (device_type == "cuda" and dtype != torch.bfloat16):
+    # In float32 and float16 the CPU's kernel is a plain loop, ten times slower than a dense layer.
+    if device_type not in ("cpu", "cuda") or dtype != torch.bfloat16:
         return False
     probed = MOST_ROWS + rows % MOST_ROWS
-    pattern = 5 * torch.arange(probed)[:, None] + 3 * torch.arange(columns)
-    codes = (pattern % (HIGHEST - LOWEST + 1) + LOWEST).to(torch.int8)
-    numbers = (torch.arange(columns) % 5 - 2).to(dtype)
-    inputs = torch.stack([numbers, numbers.flip(0), torch.ones_like(numbers)]).to(device_type)
-    scale_and_zero = torch.zeros(columns // group, probed, 2, dtype=dtype, device=device_type)
-    scale_and_zero[..., 0] = 1
+    exact, inputs = probe.drawn(probed, columns, LOWEST, HIGHEST), probe.drawn(3, columns, -2, 2)
+    codes, scale = exact.to(torch.int8), probe.powers(probed, columns // group)
+    pairs = _scale_and_zero(scale.to(dtype)).to(device_type)
     try:
         ordered = _in_kernel_order(codes.to(device_type))
-        output = _multiply(inputs, ordered, group, scale_and_zero).cpu()
+        output = _multiply(inputs.to(dtype).to(device_type), ordered, group, pairs).cpu()
         if device_type == "cpu":
             tile = _cpu_tile()
             if tile is None or not torch.equal(_out_of_cpu_order(ordered, probed, columns, tile), codes):
@@ -192,5 +221,5 @@ def has_int4_kernel(device_type: str, dtype: torch.dtype, rows: int, columns: in
     except (RuntimeError, NotImplementedError, AttributeError, StopIteration):
         return False
     # Sums of whole numbers below 2^24 are exact in float32 and are rounded once.
-    exact = inputs.cpu().float() @ codes.float().t()
-    return torch.equal(output, exact.to(dtype))
+    weights = exact * scale.repeat_interleave(group, dim=1)
+    return torch.equal(output, (inputs @ weights.t()).to(dtype))

@@ -6,18 +6,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pruning.quantize.layer import QuantizedLinear, check_codes
+from pruning.kernels.choice import Way, faster, own_kernels
+from pruning.kernels.library import kernels
+from pruning.quantize import probe
+from pruning.quantize.layer import FEW_TOKENS, QuantizedLinear, check_codes
 
 LEVELS = 127
-
-FEW_TOKENS = 16
-"""Up to this many tokens at once the int8 kernel is used where it is there.
-
-Measured on a 2-core Xeon with AMX, bfloat16, layers of 576x576 to 2048x2048 (``python -m tests.bench.int8``): the
-kernel takes 0.3 to 0.6 of the time of a bfloat16 linear for 1 to 4 tokens, the same at 6 to 8 and twice it at 16,
-where dequantizing first still takes 2 to 3 times as long as the kernel; the two meet between 20 and 32 tokens.
-In float32 and float16 the CPU kernel is slower than dequantizing from 4 tokens on and never faster than a dense linear.
-"""
 
 COLUMN_STEP = 32
 
@@ -42,8 +36,9 @@ def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
 class Int8Linear(QuantizedLinear):
     """A linear layer that keeps its weights as int8 ``codes`` (out, in), ``scale`` (out,) and ``bias`` (out,) or None.
 
-    It computes in the dtype of ``scale``. Few tokens go through ATen's int8 kernel where the device has one that is
-    faster; more tokens through the dequantized weights, which are bit-equal to a dense layer with :meth:`dequantized`.
+    It computes in the dtype of ``scale``. Few tokens go through an int8 kernel where there is one, on a CPU, once
+    prepared, our own or ATen's, whichever is faster; more tokens through the dequantized weights, which are bit-equal
+    to a dense layer with :meth:`dequantized`.
     With ``activations`` inputs are rounded to int8 as well, token by token, and the products are those of whole numbers
     wherever the device has such a product.
     """
@@ -62,12 +57,25 @@ class Int8Linear(QuantizedLinear):
             if has_int8_product(self.codes.device.type, *self.codes.shape):
                 return "aten int8 × int8"
             return f"dequantized int8 to {name}, inputs rounded to int8"
+        if self._product is not None:
+            return self._few_and_many(self._product.name)
         if has_int8_kernel(self.scale.device.type, self.scale.dtype, *self.codes.shape):
-            return f"aten int8 up to {FEW_TOKENS} tokens, dequantized to {name} above"
+            return self._few_and_many("aten int8")
         return f"dequantized int8 to {name}"
+
+    def prepare(self) -> None:
+        """Take our own kernel for few tokens where it is the fastest; it reads the codes as they are."""
+        own = kernels()
+        if own is None or self.activations or self._product is not None:
+            return
+        if int8_way(self.codes.device.type, self.scale.dtype, *self.codes.shape) == "poda":
+            self._product = own.int8(self.codes, self.scale)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """``inputs`` (..., in) to (..., out)."""
+        output = self.few_tokens(inputs)
+        if output is not None:
+            return output
         if self.activations:
             return self._dynamic(inputs)
         rows, columns = self.codes.shape
@@ -92,6 +100,21 @@ class Int8Linear(QuantizedLinear):
         return output.to(inputs.dtype).view(*inputs.shape[:-1], rows)
 
 
+@cache
+def int8_way(device_type: str, dtype: torch.dtype, rows: int, columns: int) -> Way | None:
+    """Whose kernel multiplies few tokens in ``dtype`` by int8 codes (rows, columns) fastest here; None: there is none.
+
+    Where both are there they are timed for one token, once.
+    """
+    aten, own = has_int8_kernel(device_type, dtype, rows, columns), own_kernels(device_type, dtype)
+    if own is None or not aten:
+        return "poda" if own is not None else "aten" if aten else None
+    inputs, scale = torch.ones(1, columns, dtype=dtype), torch.ones(rows, dtype=dtype)
+    codes = torch.ones(rows, columns, dtype=torch.int8)
+    product = own.int8(codes, scale)
+    return faster(lambda: product(inputs), lambda: torch._weight_int8pack_mm(inputs, codes, scale))
+
+
 def round_tokens(inputs: Tensor) -> tuple[Tensor, Tensor]:
     """``inputs`` (tokens, in) as int8 from -127 to 127, and the float32 scale (tokens, 1) of each, never zero."""
     exact = inputs.float()
@@ -112,8 +135,8 @@ def has_int8_product(device_type: str, rows: int, columns: int) -> bool:
     """Whether ATen multiplies int8 by int8 codes (rows, columns) on this kind of device, and rightly."""
     if device_type not in ("cpu", "cuda"):
         return False
-    codes = _pattern(COLUMN_STEP + rows % COLUMN_STEP, columns)
-    inputs = _pattern(3, columns).flip(1).contiguous()
+    codes = probe.drawn(COLUMN_STEP + rows % COLUMN_STEP, columns, -LEVELS, LEVELS).to(torch.int8)
+    inputs = probe.drawn(3, columns, -LEVELS, LEVELS).to(torch.int8)
     try:
         output = _int8_product(inputs.to(device_type), codes.to(device_type))
     except (RuntimeError, NotImplementedError):
@@ -131,18 +154,12 @@ def has_int8_kernel(device_type: str, dtype: torch.dtype, rows: int, columns: in
     if dtype != torch.bfloat16 or device_type not in ("cpu", "cuda") or columns % COLUMN_STEP:
         return False
     probed = COLUMN_STEP + rows % COLUMN_STEP
-    codes = _pattern(probed, columns)
-    ones = torch.ones(3, columns, dtype=dtype, device=device_type)
+    codes, inputs = probe.drawn(probed, columns, -LEVELS, LEVELS), probe.drawn(3, columns, -2, 2)
+    scale = probe.powers(probed, 1)
+    given = inputs.to(dtype), codes.to(torch.int8), scale.flatten().to(dtype)
     try:
-        output = torch._weight_int8pack_mm(ones, codes.to(device_type), ones.new_ones(probed))
+        output = torch._weight_int8pack_mm(*(tensor.to(device_type) for tensor in given))
     except (RuntimeError, NotImplementedError):
         return False
     # Sums of whole numbers below 2^24 are exact in float32 and are rounded once.
-    exact = codes.sum(dim=1).float().to(dtype)
-    return torch.equal(output.cpu(), exact.expand(3, probed))
-
-
-def _pattern(rows: int, columns: int) -> Tensor:
-    """int8 numbers (rows, columns) that differ from row to row and from column to column."""
-    pattern = 7 * torch.arange(rows)[:, None] + 3 * torch.arange(columns)
-    return (pattern % (2 * LEVELS + 1) - LEVELS).to(torch.int8)
+    return torch.equal(output.cpu(), (inputs @ (codes * scale).t()).to(dtype))

@@ -11,10 +11,12 @@ from pruning.artifact import save_artifact, stored_sizes
 from pruning.compress import compress
 from pruning.device import MPS_NOTE
 from pruning.errors import InputError, RunError
+from pruning.kernels.library import kernels
 from pruning.quantize.int8 import FEW_TOKENS, has_int8_kernel
 from pruning.recipe import PruneStep, QuantizeStep, Recipe
 from pruning.runtime import load_variant, runtime_of
 from tests.pruning.folders import tiny_tokenizer
+from tests.pruning.kernels.ways import never_own, own_where_possible
 from tests.pruning.tiny import tiny_ids, tiny_model
 
 RECIPE = Recipe(prune=PruneStep(method="magnitude", sparsity=0.5), quantize=QuantizeStep(scheme="int8"))
@@ -56,7 +58,8 @@ def test_it_decodes_the_same_with_a_cache_as_without(tmp_path: Path) -> None:
     torch.testing.assert_close(torch.cat(steps, dim=1), whole, rtol=1e-4, atol=1e-5)
 
 
-def test_the_kernels_are_named(tmp_path: Path) -> None:
+def test_the_kernels_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    never_own(monkeypatch)
     _save(tmp_path / "variant")
     # Layers of 48 inputs are no whole number of the kernel's steps.
     named = load_variant(tmp_path / "variant", device="cpu").runtime
@@ -65,6 +68,11 @@ def test_the_kernels_are_named(tmp_path: Path) -> None:
     assert named == expected
     _save(tmp_path / "variant", dtype=torch.float32)
     assert load_variant(tmp_path / "variant", device="cpu").runtime == "dequantized int8 to float32"
+    own_where_possible(monkeypatch)
+    found = kernels()
+    name = f"poda int8 ({found.path}) up to {FEW_TOKENS} tokens, " if found is not None else ""
+    suffix = "dequantized to float32 above" if found is not None else "dequantized int8 to float32"
+    assert load_variant(tmp_path / "variant", device="cpu").runtime == name + suffix
     _save(tmp_path / "variant", Recipe())
     variant = load_variant(tmp_path / "variant", device=torch.device("cpu"))
     assert variant.runtime == "torch bfloat16"

@@ -127,7 +127,8 @@ def rounded(
     """GPTQ weight by weight, or SparseGPT with rounding (section 3.5): codes, scales and what was removed.
 
     A column's error, whether it was removed or rounded, is made up for by the later weights of its row. With
-    ``sparsity`` the mask is chosen block by block; ``removed`` is one that was chosen before.
+    ``sparsity`` the mask is chosen block by block; ``removed`` is one that was chosen before. A group's scale is the
+    best for what its weights become when those are removed that will be.
     """
     rows, columns = weight.shape
     inverses = eliminations(gram)
@@ -147,8 +148,9 @@ def rounded(
                 gone[row, c] = True
         for row in range(rows):
             if column % group == 0:
-                these = slice(column, column + group)
-                scales[row, column // group] = best_scale(np.where(gone[row, these], 0, left[row, these]))
+                ahead, these = left.copy(), range(column, column + group)
+                _remove(ahead, inverses, [(row, c) for c in these if gone[row, c]])
+                scales[row, column // group] = best_scale(ahead[row, these])
             scale = scales[row, column // group]
             codes[row, column] = 0 if gone[row, column] else code_of(left[row, column], scale)
             inverse = inverses[column]

@@ -9,9 +9,15 @@ from torch import Tensor
 from pruning.quantize import int4
 from pruning.quantize.grid import quantize_groups
 from pruning.quantize.int4 import FEW_TOKENS, Int4Linear, has_int4_kernel, pack4, unpack4
+from tests.pruning.kernels.ways import never_own
 
 EPSILON = {torch.float64: 2.0**-52, torch.float32: 2.0**-23, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
 SHAPES = [(1, 32), (5, 64), (17, 128), (16, 64), (64, 128), (80, 96), (144, 256)]
+
+
+@pytest.fixture(autouse=True)
+def _no_kernels_of_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    never_own(monkeypatch)
 
 
 def drawn(rows: int, columns: int, group: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

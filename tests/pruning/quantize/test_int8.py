@@ -9,9 +9,15 @@ from torch import Tensor, nn
 
 from pruning.quantize import int8
 from pruning.quantize.int8 import FEW_TOKENS, Int8Linear, has_int8_kernel, quantize_rows
+from tests.pruning.kernels.ways import never_own
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 EPSILON = {torch.float64: 2.0**-52, torch.float32: 2.0**-23, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
+
+
+@pytest.fixture(autouse=True)
+def _no_kernels_of_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    never_own(monkeypatch)
 
 
 def _weight(rows: int, columns: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
