@@ -14,9 +14,9 @@ from pruning.quantize import Codes
 FEW_TOKENS = 16
 """Up to this many tokens at once a kernel for few of them is used on a CPU; more go through the dequantized weights.
 
-Measured by ``python -m tests.bench.lowbit`` on a 2-core Xeon with AVX-512, layers of 192×576 to 4096×4096, as a multiple
-of the speed of the faster dense layer: for 1 token int8 has 1.5 to 2.6 and int4 1.5 to 3.6, at 16 still 1.3 to 2.2 and
-0.9 to 2.1, where dequantizing first has 0.5 to 1.0 and 0.3 to 0.5.
+Measured by ``python -m tests.bench.lowbit`` on a 2-core Xeon with AVX-512, layers of 192×576 to 4096×4096, as a
+multiple of the speed of the faster dense layer: for 1 token int8 has 1.5 to 2.6 and int4 1.5 to 3.6, at 16 still 1.3 to
+2.2 and 0.9 to 2.1, where dequantizing first has 0.5 to 1.0 and 0.3 to 0.5.
 """
 
 
