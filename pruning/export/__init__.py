@@ -4,18 +4,24 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
+from pruning.disk import new_folder
 from pruning.errors import InputError
+from pruning.export.files import Export
 
 DEFAULT = "transformers"
 
 
 @dataclass(frozen=True)
 class ExportFormat:
-    """One way to write a variant for other programs; ``module`` has ``write(variant, target)``, which needs torch."""
+    """One way to write a variant for other programs.
+
+    ``module`` needs torch; its ``function`` takes the folder of a variant and gives an ``Export``.
+    """
 
     name: str
     summary: str
     module: str
+    function: str = "prepare"
 
 
 FORMATS: dict[str, ExportFormat] = {
@@ -30,6 +36,18 @@ FORMATS: dict[str, ExportFormat] = {
             name="compressed-tensors",
             summary="int8 and int4 codes as they are, for vLLM and transformers",
             module="pruning.export.compressed",
+        ),
+        ExportFormat(
+            name="gguf",
+            summary="one GGUF file in 16 bits, for llama.cpp (Llama, Mistral, Qwen2, Qwen3)",
+            module="pruning.export.gguf_file",
+            function="f16",
+        ),
+        ExportFormat(
+            name="gguf-q8_0",
+            summary="the same rounded to 8 bits",
+            module="pruning.export.gguf_file",
+            function="q8_0",
         ),
     )
 }
@@ -46,4 +64,6 @@ def export_variant(variant: Path, target: Path, name: str = DEFAULT) -> None:
         raise InputError(f"there is no format {name!r} to export to: choose {' or '.join(FORMATS)}")
     if target.is_file() or (target.is_dir() and any(target.iterdir())):
         raise InputError(f"{target} is not empty: choose a folder that does not exist yet")
-    import_module(chosen.module).write(variant, target.absolute())
+    export: Export = getattr(import_module(chosen.module), chosen.function)(variant)
+    with new_folder(target.absolute(), export.needed, f"the exported model {target.name}") as temporary:
+        export.put(temporary)

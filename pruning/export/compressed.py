@@ -19,9 +19,8 @@ from pruning.artifact import rebuild
 from pruning.artifact_header import LayerRecord, Layout
 from pruning.artifact_layout import unique_tensors
 from pruning.configs import CONFIG
-from pruning.disk import new_folder
 from pruning.errors import InputError
-from pruning.export.files import copy_companions
+from pruning.export.files import Export, copy_companions
 from pruning.quantize.layer import QuantizedLinear
 from pruning.sources import WEIGHTS
 
@@ -32,8 +31,8 @@ SIGN = {"int4": 0x88, "int8": 0x80}
 LEVER = "choose --format transformers"
 
 
-def write(variant: Path, target: Path) -> None:
-    """Write ``variant``, every layer of which has codes of one kind, to ``target``."""
+def prepare(variant: Path) -> Export:
+    """``variant``, every layer of which has codes of one kind. Raises InputError where the format has no place."""
     model, layout = rebuild(variant)
     kind = _kind(layout)
     if _has_conv1d(model):
@@ -43,17 +42,19 @@ def write(variant: Path, target: Path) -> None:
             parent, _, leaf = name.rpartition(".")
             setattr(model.get_submodule(parent), leaf, _Stored(module))
     state, _ = unique_tensors(model.state_dict())
-    needed = sum(tensor.nbytes for tensor in state.values())
-    with new_folder(target, needed, f"the exported model {target.name}") as temporary:
-        copy_companions(variant, temporary)
-        config = json.loads((temporary / CONFIG).read_text(encoding="utf-8"))
+
+    def put(folder: Path) -> None:
+        copy_companions(variant, folder)
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         config |= {
             "architectures": [type(model).__name__],
             "dtype": layout.dtype,
             "quantization_config": _quantization(kind, model),
         }
-        (temporary / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        save_file({name: tensor.contiguous() for name, tensor in state.items()}, temporary / WEIGHTS, {"format": "pt"})
+        (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        save_file({name: tensor.contiguous() for name, tensor in state.items()}, folder / WEIGHTS, {"format": "pt"})
+
+    return Export(sum(tensor.nbytes for tensor in state.values()), put)
 
 
 def _has_conv1d(model: Any) -> bool:

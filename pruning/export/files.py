@@ -1,9 +1,23 @@
-"""What every export takes from the variant's folder as it is."""
+"""What all exports have in common."""
 
 import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from pruning.sources import VARIANT
+
+
+@dataclass(frozen=True)
+class Export:
+    """An export that is ready to be written: ``put`` writes ``needed`` bytes of tensors, and more, into a folder.
+
+    ``notes`` are sentences on what of the variant came out otherwise.
+    """
+
+    needed: int
+    put: Callable[[Path], None]
+    notes: tuple[str, ...] = ()
 
 
 def copy_companions(variant: Path, target: Path) -> None:

@@ -4,15 +4,16 @@ from pathlib import Path
 from typing import Any
 
 from pruning.artifact import dequantized_model
-from pruning.disk import new_folder
-from pruning.export.files import copy_companions
+from pruning.export.files import Export, copy_companions
 
 
-def write(variant: Path, target: Path) -> None:
-    """Write ``variant`` to ``target``, which AutoModelForCausalLM.from_pretrained takes with nothing else installed."""
+def prepare(variant: Path) -> Export:
+    """``variant`` as AutoModelForCausalLM.from_pretrained takes it with nothing else installed."""
     model, _ = dequantized_model(variant)
-    needed = sum(parameter.nbytes for parameter in model.parameters())
-    with new_folder(target, needed, f"the exported model {target.name}") as temporary:
-        copy_companions(variant, temporary)
+
+    def put(folder: Path) -> None:
+        copy_companions(variant, folder)
         plain: Any = model
-        plain.save_pretrained(temporary)
+        plain.save_pretrained(folder)
+
+    return Export(sum(parameter.nbytes for parameter in model.parameters()), put)
