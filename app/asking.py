@@ -11,17 +11,25 @@ from app.runs.store import Store
 from app.runs.sweep import SweepRequest
 from app.wording import parse_share
 from pruning.errors import InputError
+from pruning.quantize import SCHEMES
 from pruning.sources import BUNDLED, parse_reference
 
 UNSTRUCTURED = "unstructured"
 
 
 def request_for(
-    *, methods: Sequence[str], shares: Sequence[str], patterns: Sequence[str], stored: Sequence[str], **rest: object
+    *,
+    methods: Sequence[str],
+    shares: Sequence[str],
+    patterns: Sequence[str],
+    stored: Sequence[str],
+    groups: Sequence[int] = (),
+    **rest: object,
 ) -> SweepRequest:
     """A sweep from what was chosen; ``rest`` are fields of the sweep as they are.
 
-    Sparsities count only for methods, and only where weights may be removed anywhere. Raises InputError, in one
+    Sparsities count only for methods, and only where weights may be removed anywhere; group sizes only for
+    quantizations with groups. Raises InputError, in one
     sentence, for what cannot be made.
     """
     if not methods and not stored:
@@ -36,6 +44,7 @@ def request_for(
         "sparsities": tuple(parse_share(share) for share in shares) if methods and anywhere else (),
         "patterns": tuple(pattern for pattern in patterns if pattern != UNSTRUCTURED) if methods else (),
         "quantize": tuple(stored),
+        "groups": tuple(groups) if any(SCHEMES[name].groups for name in stored if name in SCHEMES) else (),
         **rest,
     }
     try:

@@ -10,6 +10,7 @@ from app.listings import distinct_labels, in_recipe_order
 from app.marks import MEGABYTE, dense_of, draw_dense, draw_source, draw_variants, groups
 from app.palette import GREY, UNPRUNED, method_colour, quantization_hatch
 from app.wording import figures, plain_html, shortened, size
+from pruning.quantize import SCHEMES
 
 MILLISECOND = 1e-3
 _SPARSITY_QUESTION = "How much quality does each sparsity cost?"
@@ -173,10 +174,30 @@ def latency_bars(results: pd.DataFrame, timing: Timing = TIMINGS[0]) -> Chart | 
     figure.update_yaxes(tickvals=places, ticktext=names, range=[len(drawn) - 0.4, -0.6], showgrid=False)
     return Chart(
         title=f"{timing.title}: each run was timed alone, so this is no ranking",
-        caption=f"{timing.plain}. The bar is the median, the whisker the 95th percentile; int8 is hatched.",
+        caption=f"{timing.plain}. The bar is the median, the whisker the 95th percentile{_hatched(drawn)}."
+        f"{_dequantized(drawn)}",
         figure=figure,
         alt=f"{timing.title} of {len(drawn)} variants, each timed alone and not ranked. "
         f"Medians from {figures(middle.min())} to {figures(middle.max())} ms.",
+    )
+
+
+def _hatched(drawn: pd.DataFrame) -> str:
+    """What the hatches that are drawn stand for, to go on a sentence with."""
+    bits = {SCHEMES[scheme].bits for scheme in drawn["quantize"] if scheme in SCHEMES}
+    told = [words for number, words in ((8, "8 bits are hatched"), (4, "4 bits are cross-hatched")) if number in bits]
+    return f"; {' and '.join(told)}" if told else ""
+
+
+def _dequantized(drawn: pd.DataFrame) -> str:
+    """A sentence on variants that no kernel for few bits ran."""
+    labels = drawn.loc[drawn["runtime"].str.startswith("dequantized"), "label"]
+    if labels.empty:
+        return ""
+    named = shortened(", ".join(dict.fromkeys(labels)), 80)
+    return (
+        f" Dequantized at every step, as there is no kernel for it here: {named}. The time is not what an engine for "
+        "few bits would give."
     )
 
 

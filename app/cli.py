@@ -56,6 +56,12 @@ _OF_BLOCKS = f"; with {_named(_STRUCTURED)} of all weights in the blocks" if _ST
 _DRAWN = f", and what {_named(_SEEDED)} draws" if _SEEDED else ""
 _ALLOCATIONS = "; ".join(f"{name}: {allocation.summary}" for name, allocation in ALLOCATIONS.items())
 
+_SIZES = "; ".join(
+    f"{_named([name for name, scheme in SCHEMES.items() if scheme.groups == groups])}: "
+    f"{', '.join(map(str, sorted(groups)))}, usually {groups[0]}"
+    for groups in dict.fromkeys(scheme.groups for scheme in SCHEMES.values() if scheme.groups)
+)
+
 Json = Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write the record as JSON to this file.")]
 
 
@@ -90,6 +96,12 @@ def run(
         str | None, typer.Option(metavar="N:M,…", help="Keep N of each M inputs: 2:4, 4:8; fixes the sparsity.")
     ] = None,
     quantize: Annotated[str, typer.Option(metavar="SCHEME,…", help=f"{NOTHING}, {', '.join(SCHEMES)}.")] = NOTHING,
+    group_size: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,…", help=f"How many weights share a scale: {_SIZES}. It must divide the layers' widths."
+        ),
+    ] = None,
     allocation: Annotated[
         str, typer.Option(metavar="ALLOCATION,…", help=f"How the sparsity is spread: {_ALLOCATIONS}.")
     ] = UNIFORM,
@@ -131,6 +143,7 @@ def run(
         sparsity=sparsity,
         pattern=pattern,
         quantize=quantize,
+        group_size=group_size,
         allocation=allocation,
         statistics=statistics.value if statistics is not None else None,
         model=model,

@@ -8,7 +8,6 @@ import pandas as pd
 from app.runs.combinations import is_structured
 from app.runs.spec import RunSpec
 from app.wording import counted, duration, size
-from pruning.quantize import SCHEMES
 
 _BYTES_PER_WEIGHT = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
 # One bit for each weight says which are kept.
@@ -81,15 +80,17 @@ def bytes_on_disk(spec: RunSpec, model: ModelSize) -> float:
     """Bytes of the saved variant.
 
     Pruned layers take the smaller of all weights, and kept ones with a bitmask; of a smaller model they are dense.
+    Groups of codes have a scale each, in the dtype of the weights.
     """
     plain = _BYTES_PER_WEIGHT.get(spec.dtype, model.auto)
     prune, quantize = spec.recipe.prune, spec.recipe.quantize
     prunable = model.prunable if model.prunable is not None else 0
-    each = SCHEMES[quantize.scheme].bits / 8 if quantize is not None else plain
+    each = quantize.what.bits / 8 if quantize is not None else plain
+    scales = plain / quantize.group if quantize is not None and quantize.group is not None else 0.0
     kept = 1 - prune.sparsity if prune is not None else 1.0
     if is_structured(spec.recipe):
-        return plain * (model.parameters - prunable) + prunable * kept * each
-    return plain * (model.parameters - prunable) + prunable * min(each, kept * each + _MASK)
+        return plain * (model.parameters - prunable) + prunable * kept * (each + scales)
+    return plain * (model.parameters - prunable) + prunable * (min(each, kept * each + _MASK) + scales)
 
 
 def in_words(estimate: Estimate) -> str:

@@ -9,6 +9,7 @@ from app.marks import SPREAD, dense_of
 from app.palette import method_rank
 from app.wording import once_for_all, significant
 from pruning.allocation import ALLOCATIONS
+from pruning.quantize import SCHEMES
 
 SOURCE_LABEL = "the file you started from"
 _BYTES, _SECONDS = 1e6, 1e-3
@@ -78,15 +79,15 @@ UNITS = {
 
 
 def in_recipe_order(results: pd.DataFrame) -> pd.DataFrame:
-    """Dense first, then method by method, unquantized before quantized, uniform first, by rising sparsity."""
+    """Dense first, then method by method, quantization by quantization, uniform first, by rising sparsity."""
     ranked = results.assign(
         _rank=results["method"].map(method_rank),
-        _quantized=results["quantize"] != "none",
+        _scheme=results["quantize"].map({name: place for place, name in enumerate(SCHEMES, start=1)}).fillna(0),
         _spread=results["allocation"].map({name: place for place, name in enumerate(ALLOCATIONS)}),
         _patterned=results["pattern"] != "",
     )
-    keys = ["_rank", "_quantized", "_spread", "sparsity_asked", "_patterned", "pattern", "statistics"]
-    return ranked.sort_values(keys, kind="stable").drop(columns=["_rank", "_quantized", "_spread", "_patterned"])
+    keys = ["_rank", "_scheme", "quantize_group", "_spread", "sparsity_asked", "_patterned", "pattern", "statistics"]
+    return ranked.sort_values(keys, kind="stable").drop(columns=["_rank", "_scheme", "_spread", "_patterned"])
 
 
 def distinct_labels(results: pd.DataFrame) -> list[str]:

@@ -7,13 +7,26 @@ from typing import Any, NamedTuple
 import pandas as pd
 import plotly.graph_objects as go
 
-from app.palette import GREY, UNPRUNED, marker, method_colour, method_dash, method_mark, method_rank, method_title
+from app.palette import (
+    GREY,
+    UNPRUNED,
+    marker,
+    method_colour,
+    method_dash,
+    method_mark,
+    method_rank,
+    method_title,
+    scheme_title,
+)
 from app.wording import figures, percent, plain_html, shortened, size
 from pruning.allocation import ALLOCATIONS, UNIFORM
 from pruning.quantize import SCHEMES
 
 MEGABYTE = 1e6
 INSIDE = "#FFFFFF"
+
+# Where lines of one method end near each other, their names shall not lie on each other.
+_PLACES = {"owl": "bottom left"}
 
 SPREAD = set(ALLOCATIONS) - {UNIFORM}
 """Allocations under which layers lose different shares."""
@@ -33,7 +46,8 @@ def groups(drawn: pd.DataFrame) -> Iterator[tuple[str, list[Row]]]:
     several = len({row["calibration"] for row in made if row["calibration"]}) > 1
     lines: dict[Line, list[Row]] = {}
     for row in made:
-        line = Line(row["method"], row["quantize"], row["allocation"], row["calibration"] if several else "")
+        stored = scheme_title(row["quantize"], row["quantize_group"])
+        line = Line(row["method"], row["quantize"], stored, row["allocation"], row["calibration"] if several else "")
         lines.setdefault(line, []).append(row)
     for line in sorted(lines, key=_rank):
         apart = _by_statistics(lines[line])
@@ -48,12 +62,14 @@ class Line(NamedTuple):
 
     method: str
     quantize: str
+    stored: str
     allocation: str
     calibration: str
 
 
 def _rank(line: Line) -> tuple[object, ...]:
-    return method_rank(line.method), line.quantize != "none", line.quantize, line.allocation in SPREAD, *line
+    scheme = list(SCHEMES).index(line.quantize) if line.quantize in SCHEMES else -1
+    return method_rank(line.method), scheme, line.allocation in SPREAD, *line
 
 
 def _by_statistics(rows: list[Row]) -> dict[str, list[Row]]:
@@ -67,7 +83,7 @@ def _by_statistics(rows: list[Row]) -> dict[str, list[Row]]:
 
 def _line_name(line: Line, told: list[str]) -> str:
     steps = [] if line.method == UNPRUNED else [method_title(line.method)]
-    name = " + ".join([*steps, *([SCHEMES[line.quantize].title] if line.quantize in SCHEMES else [])])
+    name = " + ".join([*steps, *([line.stored] if line.stored else [])])
     details = [*told, *([shortened(line.calibration)] if line.calibration else [])]
     return f"{name} ({', '.join(details)})" if details else name
 
@@ -148,7 +164,7 @@ def _draw(
     if rows[-1]["allocation"] in SPREAD:
         # Lines of one method differ in nothing else that is drawn.
         labels[-1] = f"{ALLOCATIONS[rows[-1]['allocation']].title}{labels[-1]} "
-        places[-1] = "top left"
+        places[-1] = _PLACES.get(rows[-1]["allocation"], "top left")
     figure.add_trace(
         go.Scatter(
             x=[row["x"] for row in rows],

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from pruning.methods import METHODS
 from pruning.quantize import SCHEMES
+from pruning.recipe import QuantizeStep
 
 # Okabe and Ito, "Color Universal Design" (2008). Black and yellow are left out because each vanishes on one of the
 # grounds; purple, orange and sky blue are a little darker than theirs, so that they keep a contrast of 3:1 on the light
@@ -55,7 +56,18 @@ _SPARE = (
     Look(BLUE, "longdashdot", "cross"),
     Look(GREEN, "solid", "cross"),
 )
-_QUANTIZED_MARKERS = {8: "square", 4: "diamond"}
+# By name as well: schemes of as many bits may differ in how they round, and in nothing else that is drawn.
+_QUANTIZED_MARKERS = {
+    "int8": "square",
+    "int8-dynamic": "pentagon",
+    "int4": "diamond",
+    "gptq-int4": "diamond-tall",
+    "joint-int4": "diamond-wide",
+    "float8": "hexagon",
+}
+# Shapes that Plotly draws with a cross inside; the others have a dot, or a dot and no ground.
+_CROSSED = ("circle", "square", "diamond")
+_INSIDE = {"x": "-dot", "cross": "-open-dot"}
 _HATCHES = {8: "/", 4: "x"}
 
 
@@ -75,20 +87,29 @@ def method_mark(method: str) -> str:
 
 
 def marker(quantize: str, dtype: str, method: str = UNPRUNED) -> str:
-    """Circle for 16-bit weights, open circle for 32-bit, square for int8, diamond for int4; a method's mark inside."""
+    """Circle for 16-bit weights, open circle for 32-bit, square for int8, diamonds for int4; a method's mark inside."""
     symbol, suffix = "circle", ""
     if quantize in SCHEMES:
-        symbol = _QUANTIZED_MARKERS.get(SCHEMES[quantize].bits, "hexagon")
+        symbol = _QUANTIZED_MARKERS.get(quantize, "octagon")
     elif dtype == "float32":
         suffix = "-open"
     mark = method_mark(method)
-    # Plotly has no hexagon with anything in it.
-    return f"{symbol}{f'-{mark}' if mark and symbol != 'hexagon' else ''}{suffix}"
+    if not mark:
+        return symbol + suffix
+    return f"{symbol}-{mark}{suffix}" if symbol in _CROSSED else symbol + _INSIDE[mark]
 
 
 def quantization_hatch(quantize: str) -> str:
     """The hatch of a bar, empty for weights that are not quantized."""
     return _HATCHES.get(SCHEMES[quantize].bits, "x") if quantize in SCHEMES else ""
+
+
+def scheme_title(quantize: str, group: float | None) -> str:
+    """The name of a quantization, with the size of its groups where it is not the usual one; "" for none."""
+    if quantize not in SCHEMES:
+        return ""
+    known = group is not None and group == group and SCHEMES[quantize].groups
+    return str(QuantizeStep(scheme=quantize, group=int(group) if known and group else None))
 
 
 def method_title(method: str) -> str:

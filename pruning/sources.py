@@ -76,6 +76,11 @@ class ModelCard:
     note: str | None = None
 
 
+_IN_A_BLOCK = re.compile(r"\.\d+\..*weight$")
+_TRANSPOSED = ("gpt2", "openai-gpt")
+"""Kinds of models whose files have the inputs of a layer first."""
+
+
 def parse_reference(text: str) -> ModelReference:
     """Read "bundled", a folder, a GGUF file, or ``owner/name[@revision]``.
 
@@ -155,6 +160,27 @@ def describe(reference: ModelReference) -> ModelCard:
         source_bytes=sum(file.stat().st_size for file in files),
         note=None if folder else gguf_note(path),
     )
+
+
+def input_widths(reference: ModelReference) -> tuple[int, ...]:
+    """The numbers of inputs that layers in the model's blocks have, as headers tell them; empty where they do not.
+
+    Reads headers alone, and never the network.
+    """
+    path = source_file(reference)
+    if path is None:
+        return ()
+    if path.is_dir() and read_json(path / "config.json").get("model_type") in _TRANSPOSED:
+        return ()
+    files = [path] if path.is_file() else weight_files(path)
+    return tuple(sorted({width for file in files for width in _widths_in(file, file.stat().st_mtime_ns)}))
+
+
+@lru_cache(maxsize=64)
+def _widths_in(path: Path, modified: int) -> frozenset[int]:
+    header = read_gguf(path) if path.suffix.lower() == ".gguf" else read_safetensors(path)
+    matrices = ((name, tensor.shape) for name, tensor in header.tensors.items() if len(tensor.shape) == 2)
+    return frozenset(shape[1] for name, shape in matrices if _IN_A_BLOCK.search(name))
 
 
 def title_of(reference: ModelReference) -> str:

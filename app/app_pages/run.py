@@ -146,6 +146,22 @@ with form:
         help="\n\n".join(f"**{scheme.title}** {scheme.summary}." for scheme in SCHEMES.values()),
         key="stored",
         bind="query-params",
+        wrap=True,
+    )
+    grouped = [scheme for name, scheme in SCHEMES.items() if name in (stored or []) and scheme.groups]
+    sizes = sorted({size for scheme in grouped for size in scheme.groups})
+    groups = (
+        st.pills(
+            "How many weights share a scale (group size)",
+            sizes,
+            selection_mode="multi",
+            default=[grouped[0].groups[0]],
+            help="Smaller groups follow the weights more closely and take more bytes for their scales.",
+            key="groups",
+            bind="query-params",
+        )
+        if grouped
+        else []
     )
     with st.expander("More on how weights are removed", icon=":material/layers:"):
         allocations = st.pills(
@@ -235,6 +251,7 @@ with form:
             shares=shares,
             patterns=patterns,
             stored=stored,
+            groups=groups,
             allocations=tuple(allocations) if methods else (UNIFORM,),
             statistics=statistics if methods and statistics else "auto",
             calibration={

@@ -11,7 +11,8 @@ from app.runs.plain import plainly
 from pruning.allocation import ALLOCATIONS, UNIFORM
 from pruning.errors import InputError
 from pruning.methods import METHODS
-from pruning.recipe import Pattern, PruneStep, Recipe
+from pruning.quantize import SCHEMES, objection
+from pruning.recipe import Pattern, PruneStep, QuantizeStep, Recipe
 
 StatisticsChoice = Literal["auto", "sequential", "shared"]
 
@@ -56,6 +57,85 @@ def combine(
     except ValueError as error:
         raise InputError(str(error)) from error
     return Combined(steps, list(left_out))
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Recipes in the order asked for, and in words the combinations of pruning and quantization there are none of."""
+
+    recipes: list[Recipe]
+    left_out: list[str]
+
+
+def ways_to_store(schemes: Sequence[str], sizes: Sequence[int]) -> list[QuantizeStep | None]:
+    """Each scheme with each of the group ``sizes`` where it has groups, None for "none"; no sizes: the usual one.
+
+    Raises InputError, in one sentence, for a scheme that is unknown or sizes that no chosen scheme can have.
+    """
+    ways: list[QuantizeStep | None] = []
+    try:
+        for name in schemes:
+            if name == "none":
+                ways.append(None)
+            elif sizes and name in SCHEMES and SCHEMES[name].groups:
+                ways += [QuantizeStep(scheme=name, group=size) for size in sizes]
+            else:
+                ways.append(QuantizeStep(scheme=name))
+    except ValidationError as error:
+        raise plainly(error) from error
+    chosen = [way for way in ways if way is not None]
+    if sizes and not any(way.what.groups for way in chosen):
+        titles = ", ".join(way.what.title for way in chosen)
+        raise InputError(
+            f"{titles} has one scale per output channel: leave out the group size, or choose int4"
+            if chosen
+            else "A group size is for int4: choose a quantization with groups, or leave it out"
+        )
+    return ways
+
+
+def store_each(
+    steps: Sequence[PruneStep | None], ways: Sequence[QuantizeStep | None], device: str, widths: Sequence[int]
+) -> Stored:
+    """Each pruning step stored in each way; ``widths`` are the inputs of the model's layers as far as they are known.
+
+    A combination that cannot be is left out where something else remains for that quantization. Raises InputError, in
+    one sentence, where nothing does.
+    """
+    recipes: list[Recipe] = []
+    refused: dict[str, dict[str, str]] = {}
+    made: set[str] = set()
+    for step, way in product(steps, ways):
+        against = against_storing(step, way, device, widths)
+        if way is None or against is None:
+            recipes.append(Recipe(prune=step, quantize=way))
+        else:
+            refused.setdefault(way.scheme, {})[_pair_in_words(step, way, device)] = against
+            continue
+        made.update([way.scheme] if way is not None else [])
+    for scheme, pairs in refused.items():
+        if scheme not in made:
+            raise InputError(next(iter(pairs.values())))
+    return Stored(recipes, [words for pairs in refused.values() for words in pairs])
+
+
+def against_storing(step: PruneStep | None, way: QuantizeStep | None, device: str, widths: Sequence[int]) -> str | None:
+    """Why what ``step`` leaves cannot be stored that way on ``device``, in one sentence; None where it can.
+
+    A device that is "auto" is known only once a run begins.
+    """
+    if way is None:
+        return None
+    method = step.method if step is not None and step.sparsity > 0 else None
+    kind = None if device == "auto" else device.partition(":")[0]
+    return objection(way.what, way.group, method=method, device=kind, widths=widths)
+
+
+def _pair_in_words(step: PruneStep | None, way: QuantizeStep, device: str) -> str:
+    method = step.method if step is not None and step.sparsity > 0 else None
+    if way.what.methods is not None and method not in way.what.methods:
+        return f"{way} after {METHODS[method].title}" if method in METHODS else f"{way} alone"
+    return f"{way.what.title} in groups of {way.group}" if way.group is not None else f"{way} on {device}"
 
 
 def is_structured(recipe: Recipe) -> bool:

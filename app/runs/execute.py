@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app import paths
-from app.runs.combinations import is_structured
+from app.runs.combinations import against_storing, is_structured
 from app.runs.outcome import Outcome
 from app.runs.queue import folder_bytes
 from app.runs.spec import RunSpec
@@ -42,9 +42,14 @@ def execute(spec: RunSpec, folder: Path, progress: Progress, siblings: Sequence[
     from app.runs.compressing import make
     from eval.measure import measure
     from pruning.artifact import save_artifact
+    from pruning.device import choose_device
     from pruning.models import load_model
     from pruning.runtime import load_variant
 
+    place = choose_device(spec.device)
+    against = against_storing(spec.recipe.prune, spec.recipe.quantize, place.type, ())
+    if against is not None:
+        raise InputError(against)
     seed = _seed(spec)
     torch.manual_seed(seed)
     loaded = load_model(

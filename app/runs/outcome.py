@@ -70,6 +70,7 @@ def flat_row(spec: RunSpec, outcome: Outcome) -> dict[str, Any]:
         "made_together": compression.get("together"),
         "common_seconds": compression.get("common_seconds"),
         "quantize": quantize.scheme if quantize is not None else "none",
+        "quantize_group": quantize.group if quantize is not None else None,
         "dtype": provenance["dtype"],
         "device": provenance["device_name"],
         "evaluation": describe_windows(spec.evaluation),

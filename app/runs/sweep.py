@@ -1,20 +1,27 @@
 """Several variants asked for at once, checked and made into specs without loading a model."""
 
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import Literal, TypeVar
 
 from pydantic import ValidationError
 
-from app.runs.combinations import Combined, StatisticsChoice, combine, with_statistics
+from app.runs.combinations import (
+    Combined,
+    StatisticsChoice,
+    Stored,
+    combine,
+    store_each,
+    ways_to_store,
+    with_statistics,
+)
 from app.runs.plain import plainly
 from app.runs.spec import CalibrationSpec, EvaluationSpec, RunSpec
 from pruning.allocation import UNIFORM
 from pruning.errors import InputError
 from pruning.methods import METHODS
-from pruning.recipe import Frozen, PruneStep, QuantizeStep, Recipe
-from pruning.sources import ModelReference, content_hash, parse_reference
+from pruning.recipe import Frozen, PruneStep, Recipe
+from pruning.sources import ModelReference, content_hash, input_widths, parse_reference
 from pruning.texts import load_text, text_identity
 
 NOTHING = "none"
@@ -25,8 +32,9 @@ TextSpec = TypeVar("TextSpec", CalibrationSpec, EvaluationSpec)
 class SweepRequest(Frozen):
     """Every method at every sparsity and pattern under every allocation, with every quantization, beside dense.
 
-    ``methods`` and ``quantize`` may hold "none"; method "none" asks for quantization alone. The seed of ``calibration``
-    is also that of methods that draw random numbers.
+    ``methods`` and ``quantize`` may hold "none"; method "none" asks for quantization alone. ``groups`` are the sizes
+    for quantizations that have groups, none for their usual one. The seed of ``calibration`` is also that of methods
+    that draw random numbers.
     """
 
     model: str = "bundled"
@@ -36,6 +44,7 @@ class SweepRequest(Frozen):
     allocations: tuple[str, ...] = (UNIFORM,)
     statistics: StatisticsChoice = "auto"
     quantize: tuple[str, ...] = (NOTHING,)
+    groups: tuple[int, ...] = ()
     calibration: CalibrationSpec = CalibrationSpec()
     evaluation: EvaluationSpec = EvaluationSpec()
     device: str = "auto"
@@ -53,11 +62,8 @@ class SweepRequest(Frozen):
             raise InputError('Choose at least one of the quantizations; "none" keeps 16 or 32 bits')
         if not self.allocations:
             raise InputError('Choose at least one of the allocations; "uniform" removes the same share everywhere')
-        steps: list[PruneStep | None] = [None] if NOTHING in self.methods or not self.methods else []
-        steps += self._combined().steps
+        recipes = [Recipe(), *self._stored().recipes]
         try:
-            schemes = [QuantizeStep(scheme=name) if name != NOTHING else None for name in self.quantize]
-            recipes = [Recipe(), *(Recipe(prune=step, quantize=scheme) for step, scheme in product(steps, schemes))]
             base = RunSpec(model=self.model, evaluation=self.evaluation, device=self.device, dtype=self.dtype)
         except ValidationError as error:
             raise plainly(error) from error
@@ -71,10 +77,16 @@ class SweepRequest(Frozen):
 
     def left_out(self) -> list[str]:
         """In words, what was asked for and cannot be combined. Raises InputError as :meth:`specs` does."""
-        return self._combined().left_out
+        return [*self._combined().left_out, *self._stored().left_out]
 
     def _pruning(self) -> list[str]:
         return [method for method in self.methods if method != NOTHING]
+
+    def _stored(self) -> Stored:
+        steps: list[PruneStep | None] = [None] if NOTHING in self.methods or not self.methods else []
+        steps += self._combined().steps
+        ways = ways_to_store(self.quantize, self.groups)
+        return store_each(steps, ways, self.device, input_widths(parse_reference(self.model)))
 
     def _combined(self) -> Combined:
         return combine(self._pruning(), self.sparsities, self.patterns, self.allocations, self.calibration.seed)
@@ -105,11 +117,16 @@ PRESETS: dict[str, Preset] = {
         description="Magnitude, Wanda and SparseGPT at 30%, 50% and 60%",
         request=SweepRequest(methods=("magnitude", "wanda", "sparsegpt"), sparsities=(0.3, 0.5, 0.6)),
     ),
+    "bits": Preset(
+        title="Fewer bits",
+        description="Nothing removed: int8, and int4 rounded to nearest and by GPTQ",
+        request=SweepRequest(quantize=("int8", "int4", "gptq-int4")),
+    ),
     "small": Preset(
         title="As small as it gets",
-        description="int8 alone, and with 50% or 2:4 removed by SparseGPT",
+        description="int8 and int4, each with 50% or 2:4 removed by SparseGPT as well",
         request=SweepRequest(
-            methods=(NOTHING, "sparsegpt"), sparsities=(0.5,), patterns=("2:4",), quantize=(NOTHING, "int8")
+            methods=("sparsegpt",), sparsities=(0.5,), patterns=("2:4",), quantize=(NOTHING, "int8", "joint-int4")
         ),
     ),
 }

@@ -34,7 +34,7 @@ from sqlalchemy.schema import CreateColumn
 from app.paths import home, locks
 from pruning.errors import InputError
 
-LAYOUT = 2
+LAYOUT = 3
 BUSY_SECONDS = 20
 
 metadata = MetaData()
@@ -106,6 +106,8 @@ results = Table(
     Column("statistics", String(32), nullable=False, server_default="sequential"),
     Column("made_together", Integer),
     Column("common_seconds", Float),
+    # From layout 3 on; before there were no groups.
+    Column("quantize_group", Integer),
 )
 
 figures = Table(

@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from app.runs.combinations import StatisticsChoice, with_statistics
+from app.runs.combinations import StatisticsChoice, against_storing, ways_to_store, with_statistics
 from app.runs.plain import plainly
 from app.runs.spec import RunSpec
 from app.runs.sweep import NOTHING, SweepRequest, identified
@@ -13,6 +13,7 @@ from pruning.allocation import UNIFORM
 from pruning.errors import InputError
 from pruning.methods import METHODS
 from pruning.recipe import Pattern, PruneStep, QuantizeStep, Recipe
+from pruning.sources import input_widths, parse_reference
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ def asked_for(
     sparsity: str | None,
     pattern: str | None,
     quantize: str,
+    group_size: str | None,
     allocation: str,
     statistics: StatisticsChoice | None,
     **protocol: Any,
@@ -41,15 +43,16 @@ def asked_for(
     """
     methods, patterns = _listed("--method", method), _listed("--pattern", pattern)
     sparsities, allocations = _listed("--sparsity", sparsity), _listed("--allocation", allocation)
-    schemes = _listed("--quantize", quantize)
+    schemes, sizes = _listed("--quantize", quantize), _sizes(group_size)
     try:
-        if max(map(len, (methods, sparsities, patterns, schemes, allocations))) > 1:
+        if any(len(values) > 1 for values in (methods, sparsities, patterns, schemes, sizes, allocations)):
             fields = {
                 "methods": methods,
                 "sparsities": sparsities,
                 "patterns": patterns,
                 "allocations": allocations,
                 "quantize": schemes,
+                "groups": sizes,
                 "statistics": statistics or "auto",
             }
             request = SweepRequest.model_validate({**fields, **protocol})
@@ -59,7 +62,12 @@ def asked_for(
             name: values[0] if values else None
             for name, values in (("sparsity", sparsities), ("pattern", patterns), ("allocation", allocations))
         }
-        recipe = _recipe(methods[0], quantize=schemes[0], seed=seed, **single)
+        (scheme,) = ways_to_store(schemes, sizes)
+        recipe = _recipe(methods[0], scheme=scheme, seed=seed, **single)
+        widths = input_widths(parse_reference(protocol["model"]))
+        against = against_storing(recipe.prune, recipe.quantize, protocol.get("device", "auto"), widths)
+        if against is not None:
+            raise InputError(against)
         if statistics == "shared":
             (recipe,) = with_statistics([recipe], "shared")
         return Asked([identified(RunSpec.model_validate({**protocol, "recipe": recipe}))])
@@ -79,10 +87,22 @@ def _listed(option: str, text: str | None) -> list[str]:
     return list(dict.fromkeys(values))
 
 
+def _sizes(text: str | None) -> list[int]:
+    values = _listed("--group-size", text)
+    if not all(value.isascii() and value.isdigit() for value in values):
+        raise InputError(f"--group-size {text!r} is no whole number: write how many weights share a scale, as in 64")
+    return [int(value) for value in values]
+
+
 def _recipe(
-    method: str, *, sparsity: str | None, pattern: str | None, quantize: str, allocation: str | None, seed: int
+    method: str,
+    *,
+    sparsity: str | None,
+    pattern: str | None,
+    scheme: QuantizeStep | None,
+    allocation: str | None,
+    seed: int,
 ) -> Recipe:
-    scheme = QuantizeStep(scheme=quantize) if quantize != NOTHING else None
     if method == NOTHING:
         if pattern is not None or (sparsity is not None and sparsity.strip("0.") != ""):
             raise InputError("method none removes nothing: leave out --sparsity and --pattern, or choose a method")

@@ -23,6 +23,7 @@ def row(label: str = "Dense", **changes: Any) -> dict[str, Any]:
         "made_together": None,
         "common_seconds": None,
         "quantize": "none",
+        "quantize_group": None,
         "dtype": "bfloat16",
         "device": "cpu",
         "evaluation": "articles, 16 × 512 tokens",

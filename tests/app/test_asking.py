@@ -38,6 +38,12 @@ def test_quantization_alone_ignores_what_only_methods_need() -> None:
     assert labels(ask(methods=[], stored=["none", "int8"], patterns=[UNSTRUCTURED, "2:4"])) == ["Dense", "int8"]
 
 
+def test_group_sizes_count_only_for_quantizations_with_groups() -> None:
+    assert labels(ask(methods=[], stored=["int8"], groups=[32])) == ["Dense", "int8"]
+    assert labels(ask(methods=[], stored=["int8", "int4"], groups=[32, 64])) == ["Dense", "int8", "int4 g32", "int4"]
+    assert labels(ask(methods=[], stored=["int4"], groups=[])) == ["Dense", "int4"]
+
+
 @pytest.mark.parametrize(
     ("changes", "why"),
     [

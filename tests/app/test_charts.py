@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from app.charts import TIMINGS, latency_bars, no_points_yet, perplexity_against_sparsity, quality_against_size
@@ -159,6 +160,36 @@ def test_int8_is_a_line_of_its_own() -> None:
     )
     assert chart is not None
     assert [one.name for one in chart.figure.data] == ["int8", "Wanda", "Wanda + int8"]
+
+
+def test_schemes_and_groups_are_lines_of_their_own_in_the_order_of_the_registry() -> None:
+    chart = perplexity_against_sparsity(
+        frame(
+            pruned("wanda", 0.5, 64.0, quantize="int4", quantize_group=32.0),
+            pruned("wanda", 0.5, 66.0, quantize="gptq-int4", quantize_group=64.0),
+            pruned("wanda", 0.5, 65.0, quantize="int4", quantize_group=64.0),
+            pruned("wanda", 0.5, 61.0, quantize="int8", quantize_group=math.nan),
+            pruned("wanda", 0.5, 62.0, quantize="forgotten", quantize_group=math.nan),
+        )
+    )
+    assert chart is not None
+    names = [one.name for one in chart.figure.data]
+    assert names == ["Wanda", "Wanda + int8", "Wanda + int4", "Wanda + int4 g32", "Wanda + GPTQ int4"]
+    assert len({one.marker.symbol[0] for one in chart.figure.data}) == 4
+
+
+def test_times_of_what_no_kernel_ran_say_so() -> None:
+    rows = [
+        pruned("wanda", 0.5, 60.0, label="Wanda 50% + int4", quantize="int4", runtime="dequantized int4 to float32"),
+        row("int8", quantize="int8", runtime="poda int8 (avx2) up to 16 tokens, dequantized to float32 above"),
+    ]
+    timed = [one | {"time_per_output_token_p50": 0.02, "time_per_output_token_p95": 0.03} for one in rows]
+    chart = latency_bars(pd.DataFrame(timed).assign(key=[1, 2], run_id=["a" * 12, "b" * 12]))
+    assert chart is not None
+    assert chart.caption.endswith(
+        "the whisker the 95th percentile; 8 bits are hatched and 4 bits are cross-hatched. Dequantized at every step, "
+        "as there is no kernel for it here: Wanda 50% + int4. The time is not what an engine for few bits would give."
+    )
 
 
 def test_two_calibrations_are_two_lines_that_say_which() -> None:

@@ -30,6 +30,12 @@ def only_dense(spec: RunSpec) -> Mapping[str, float | None]:
         (make_spec("wanda", 0.03), 200 * 2 + 800 * 2),
         (make_spec(None, quantize="int8"), 200 * 2 + 800),
         (make_spec("wanda", 0.5, quantize="int8"), 200 * 2 + 800 * (0.5 + 1 / 8)),
+        (make_spec(None, quantize="int4"), 200 * 2 + 800 * (4 / 8 + 2 / 64)),
+        (make_spec("wanda", 0.5, quantize="int4"), 200 * 2 + 800 * (4 / 8 * 0.5 + 1 / 8 + 2 / 64)),
+        (
+            make_spec("wanda", 0.5, quantize="int4").model_copy(update={"dtype": "float32"}),
+            200 * 4 + 800 * (4 / 8 * 0.5 + 1 / 8 + 4 / 64),
+        ),
         (make_spec("wanda", 0.5).model_copy(update={"dtype": "float32"}), 200 * 4 + 800 * (2 + 1 / 8)),
     ],
 )
@@ -37,7 +43,9 @@ def test_bytes_follow_the_format(spec: RunSpec, bytes_: float) -> None:
     assert bytes_on_disk(spec, MODEL) == bytes_
 
 
-@pytest.mark.parametrize(("quantize", "bytes_"), [(None, 200 * 2 + 600 * 2), ("int8", 200 * 2 + 600)])
+@pytest.mark.parametrize(
+    ("quantize", "bytes_"), [(None, 200 * 2 + 600 * 2), ("int8", 200 * 2 + 600), ("int4", 200 * 2 + 600 * 17 / 32)]
+)
 def test_a_smaller_model_has_no_mask(monkeypatch: pytest.MonkeyPatch, quantize: str | None, bytes_: float) -> None:
     monkeypatch.setitem(METHODS, "narrow", replace(METHODS["wanda"], name="narrow", kind="width", patterns=()))
     assert bytes_on_disk(make_spec("narrow", 0.25, quantize=quantize), MODEL) == bytes_

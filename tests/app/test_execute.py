@@ -213,6 +213,16 @@ def test_an_empty_text_is_refused(model_folder: Path, tmp_path: Path) -> None:
         execute(spec, tmp_path / "variant", silent)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="float8 runs here")
+def test_a_quantization_that_the_device_cannot_run_is_refused_before_the_model_is_loaded(
+    model_folder: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pruning.models.load_model", None)
+    spec = make(model_folder, text, device="auto", recipe=recipe(None, quantize="float8"))
+    with pytest.raises(InputError, match="float8 runs on cuda only, not on (cpu|mps): choose int8"):
+        execute(spec, tmp_path / "out", silent)
+
+
 def test_a_model_that_changed_since_it_was_asked_for_is_refused(model_folder: Path, text: Path, tmp_path: Path) -> None:
     spec = make(model_folder, text).model_copy(update={"model_hash": "0" * 64})
     with pytest.raises(InputError, match="tiny has changed since"):

@@ -84,6 +84,7 @@ def test_every_scheme_has_a_marker_and_a_hatch_of_its_own() -> None:
     plain = {marker("none", dtype) for dtype in ("bfloat16", "float16", "float32")}
     assert plain == {"circle", "circle-open"}
     assert not plain & {marker(scheme, "bfloat16") for scheme in SCHEMES}
+    assert len({marker(scheme, "bfloat16") for scheme in SCHEMES}) == len(SCHEMES)
     assert quantization_hatch("none") == ""
     assert all(quantization_hatch(scheme) for scheme in SCHEMES)
 
@@ -96,7 +97,9 @@ def test_a_mark_is_inside_of_every_marker_that_has_room_for_it(monkeypatch: pyte
         marker("none", "bfloat16", "wanda"),
         marker("none", "float32", "wanda"),
         marker("int8", "float32", "wanda"),
+        marker("gptq-int4", "float32", "wanda"),
     ]
-    assert shown == ["circle-x", "circle-x-open", "square-x"]
-    for symbol in shown:
+    assert shown == ["circle-x", "circle-x-open", "square-x", "diamond-tall-dot"]
+    every = [marker(scheme, "bfloat16", method) for scheme in SCHEMES for method in METHODS]
+    for symbol in [*shown, *every]:
         go.Scatter(marker={"symbol": symbol})  # Plotly refuses what it does not know

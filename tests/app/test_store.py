@@ -273,7 +273,7 @@ def test_a_database_of_the_first_layout_opens_with_all_it_holds(store: Store, ho
 
 def test_a_database_of_a_newer_layout_is_refused(store: Store, home: Path) -> None:
     with sqlite3.connect(home / "poda.sqlite3") as connection:
-        connection.execute("UPDATE counters SET value = 3 WHERE name = 'layout'")
+        connection.execute("UPDATE counters SET value = 4 WHERE name = 'layout'")
     connection.close()
     with pytest.raises(InputError, match="newer Poda"):
         Store()

@@ -109,6 +109,10 @@ def test_statistics_are_shared_by_itself_only_where_that_was_measured_to_cost_no
         ({"methods": ("wnda",), "sparsities": (0.5,)}, "unknown method 'wnda'"),
         ({"methods": ("none",), "quantize": ("int3",)}, "unknown quantization 'int3'"),
         ({"quantize": ()}, "Choose at least one of the quantizations"),
+        ({"quantize": ("none", "int4"), "groups": (128,)}, "group 128 does not divide a width of 576 inputs"),
+        ({"quantize": ("int8", "joint-int4")}, "joint int4 is one pass with SparseGPT or ADMM, and nothing is pruned"),
+        ({"quantize": ("int8",), "groups": (64,)}, "int8 has one scale per output channel"),
+        ({"quantize": ("float8", "int8"), "device": "cpu"}, "float8 runs on cuda only, not on cpu: choose int8"),
         ({"model": "./missing"}, "no such folder"),
         ({"evaluation": EvaluationSpec(source="./missing.txt")}, "there is no text file at ./missing.txt"),
         (
@@ -126,7 +130,47 @@ def test_what_cannot_be_made_is_refused_in_one_sentence(asked: dict[str, object]
 
 def test_presets_can_be_made_and_the_first_is_dense_and_one_variant() -> None:
     sizes = {name: len(preset.request.specs()) for name, preset in PRESETS.items()}
-    assert sizes == {"look": 2, "methods": 10, "small": 6}
+    assert sizes == {"look": 2, "methods": 10, "bits": 4, "small": 7}
+    assert all(preset.request.left_out() == [] for preset in PRESETS.values())
+
+
+def test_every_group_size_is_a_variant_of_each_quantization_that_has_groups() -> None:
+    request = SweepRequest(
+        methods=("none", "wanda"),
+        sparsities=(0.5,),
+        quantize=("int8", "int4"),
+        groups=(64, 32),
+        statistics="sequential",
+    )
+    assert [str(spec.recipe) for spec in request.specs()] == [
+        "Dense",
+        *("int8", "int4", "int4 g32"),
+        *("Wanda 50% + int8", "Wanda 50% + int4", "Wanda 50% + int4 g32"),
+    ]
+    assert request.left_out() == []
+
+
+def test_what_cannot_be_stored_so_is_left_out_and_named() -> None:
+    """The bundled model's layers have 576 or 1536 inputs: 128 does not divide 576."""
+    request = SweepRequest(
+        methods=("none", "wanda", "sparsegpt"),
+        sparsities=(0.5,),
+        quantize=("joint-int4", "int4"),
+        groups=(64, 128),
+        statistics="sequential",
+    )
+    assert [str(spec.recipe) for spec in request.specs()] == [
+        "Dense",
+        "int4",
+        "Wanda 50% + int4",
+        "SparseGPT 50% + joint int4",
+        "SparseGPT 50% + int4",
+    ]
+    assert request.left_out() == [
+        *("joint int4 alone", "joint int4 g128 alone", "joint int4 after Wanda", "joint int4 g128 after Wanda"),
+        *("joint int4 in groups of 128", "int4 in groups of 128"),
+    ]
+    assert SweepRequest(quantize=("float8", "int8")).left_out() == []
 
 
 def test_files_are_named_by_content_and_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

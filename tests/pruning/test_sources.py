@@ -20,6 +20,7 @@ from pruning.sources import (
     content_hash,
     describe,
     gguf_note,
+    input_widths,
     parse_reference,
 )
 from tests.pruning.folders import tiny_folder, write_gguf
@@ -240,6 +241,15 @@ def test_cards_tell_what_the_files_tell(folder: Path, tmp_path: Path) -> None:
     known, unknown = describe(parse_reference(SUGGESTIONS[0].name)), describe(parse_reference("owner/name"))
     assert (known.parameters, known.source_bytes) == (SUGGESTIONS[0].parameters, None)
     assert (unknown.title, unknown.parameters) == ("owner/name", None)
+
+
+def test_widths_are_those_of_layers_in_blocks(folder: Path, tmp_path: Path) -> None:
+    assert input_widths(parse_reference("bundled")) == (576, 1536)
+    assert input_widths(parse_reference("owner/name")) == ()
+    config = tiny_model("llama").config
+    assert input_widths(parse_reference(str(folder))) == tuple(sorted({config.hidden_size, config.intermediate_size}))
+    tiny_model("gpt2").save_pretrained(tmp_path / "gpt2")
+    assert input_widths(parse_reference(str(tmp_path / "gpt2"))) == ()
 
 
 def test_weights_in_parts_are_counted_together(tmp_path: Path) -> None:
