@@ -122,9 +122,10 @@ class _Stored:
         return np.concatenate(parts)
 
     def _converted(self, rows: Tensor) -> np.ndarray:
-        if not bool((rows.abs() <= _LARGEST[self.kind]).all()):
+        numbers = rows.float().numpy()
+        if not (np.abs(numbers) <= _LARGEST[self.kind]).all():
             raise InputError(f"{self.name} has numbers that {self.kind.name} in GGUF cannot hold: {LEVER}")
-        converted: np.ndarray = gguf.quantize(rows.float().numpy(), self.kind)
+        converted: np.ndarray = gguf.quantize(numbers, self.kind)
         return converted
 
 

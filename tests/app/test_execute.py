@@ -219,7 +219,7 @@ def test_a_quantization_that_the_device_cannot_run_is_refused_before_the_model_i
 ) -> None:
     monkeypatch.setattr("pruning.models.load_model", None)
     spec = make(model_folder, text, device="auto", recipe=recipe(None, quantize="float8"))
-    with pytest.raises(InputError, match="float8 runs on cuda only, not on (cpu|mps): choose int8"):
+    with pytest.raises(InputError, match=r"float8 runs on cuda only, not on (cpu|mps): choose int8"):
         execute(spec, tmp_path / "out", silent)
 
 
