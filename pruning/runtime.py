@@ -12,6 +12,7 @@ from pruning.device import MPS_NOTE, choose_device
 from pruning.models import load_tokenizer
 from pruning.quantize.layer import QuantizedLinear
 from pruning.reading import reading
+from pruning.semi_structured import NONE_TRIED, Tried, use_where_faster
 
 
 @dataclass
@@ -41,6 +42,7 @@ def load_variant(folder: Path, *, device: torch.device | str) -> Variant:
         for module in model.modules():
             if isinstance(module, QuantizedLinear):
                 module.prepare()
+        tried = use_where_faster(model) if place.type == "cuda" else NONE_TRIED
     dtype: torch.dtype = getattr(torch, layout.dtype)
     return Variant(
         model=model,
@@ -50,12 +52,13 @@ def load_variant(folder: Path, *, device: torch.device | str) -> Variant:
         folder=folder,
         device=place,
         dtype=dtype,
-        runtime=runtime_of(model, dtype, place),
+        runtime=runtime_of(model, dtype, place, tried),
     )
 
 
-def runtime_of(model: nn.Module, dtype: torch.dtype, device: torch.device) -> str:
+def runtime_of(model: nn.Module, dtype: torch.dtype, device: torch.device, tried: Tried = NONE_TRIED) -> str:
     """In words, the kernels the prunable layers of ``model`` run on."""
     kernels = {module.runtime for module in model.modules() if isinstance(module, QuantizedLinear)}
     named = "; ".join(sorted(kernels)) or f"torch {str(dtype).removeprefix('torch.')}"
+    named = f"{named}; {tried.words}" if tried.words else named
     return f"{named}; {MPS_NOTE}" if device.type == "mps" else named
