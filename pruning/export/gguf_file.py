@@ -3,6 +3,7 @@
 Zeros are stored as any weight and codes are dequantized first: GGUF has no sparse tensors and none of Poda's codes.
 """
 
+import errno
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -37,17 +38,19 @@ class _Family:
     """The architecture llama.cpp runs a class of transformers as.
 
     ``interleaved`` says whether it takes the rows of each head of query and key in pairs: row 2i is row i of the first
-    half, row 2i + 1 row i of the second.
+    half, row 2i + 1 row i of the second. ``any_heads`` says whether all heads together may be wider or narrower than
+    the model.
     """
 
     architecture: gguf.MODEL_ARCH
     interleaved: bool
+    any_heads: bool = True
 
 
 _FAMILIES = {
     "LlamaForCausalLM": _Family(gguf.MODEL_ARCH.LLAMA, interleaved=True),
     "MistralForCausalLM": _Family(gguf.MODEL_ARCH.LLAMA, interleaved=True),
-    "Qwen2ForCausalLM": _Family(gguf.MODEL_ARCH.QWEN2, interleaved=False),
+    "Qwen2ForCausalLM": _Family(gguf.MODEL_ARCH.QWEN2, interleaved=False, any_heads=False),
     "Qwen3ForCausalLM": _Family(gguf.MODEL_ARCH.QWEN3, interleaved=False),
 }
 
@@ -69,7 +72,7 @@ def _prepare(variant: Path, kind: gguf.GGMLQuantizationType) -> Export:
     if family is None:
         names = ", ".join(name.removesuffix("ForCausalLM") for name in _FAMILIES)
         raise InputError(f"a {type(model).__name__} is not written as GGUF, only {names}: {LEVER}")
-    _check(model.config)
+    _check(model.config, family)
     writer = gguf.GGUFWriter(None, gguf.MODEL_ARCH_NAMES[family.architecture])
     title = _title(layout)
     writer.add_type("model")
@@ -139,7 +142,7 @@ def _tensors(model: Any, family: _Family, kind: gguf.GGMLQuantizationType) -> It
         blocks = parameter.ndim > 1 and (kind != _KIND.Q8_0 or parameter.shape[-1] % _BLOCK == 0)
         stored = kind if blocks else _KIND.F16 if parameter.ndim > 1 else _KIND.F32
         rotated = family.interleaved and name.split(".")[-2] in ("q_proj", "k_proj")
-        heads = len(parameter) // model.config.head_dim if rotated else None
+        heads = len(parameter) // _head_width(model.config) if rotated else None
         yield _Stored(target, stored, parameter.detach(), heads)
 
 
@@ -149,8 +152,14 @@ def _in_pairs(rows: Tensor, heads: int) -> Tensor:
     return halves.transpose(1, 2).reshape(rows.shape)
 
 
-def _check(config: Any) -> None:
-    """Raise InputError for what llama.cpp computes otherwise in these families."""
+def _check(config: Any, family: _Family) -> None:
+    """Raise InputError for what llama.cpp does not compute, or otherwise, in these families."""
+    heads, width = config.num_attention_heads, _head_width(config)
+    if not family.any_heads and heads * width != config.hidden_size:
+        raise InputError(
+            f"{heads} heads of {width} in a model {config.hidden_size} wide are more or less than llama.cpp runs in "
+            f"models of this kind: {LEVER}"
+        )
     if config.hidden_act != "silu":
         raise InputError(f"llama.cpp has no {config.hidden_act} in models of this kind: {LEVER}")
     window = getattr(config, "sliding_window", None)
@@ -165,8 +174,8 @@ def _add_hyperparameters(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
+    writer.add_key_length(_head_width(config))
+    writer.add_value_length(_head_width(config))
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
 
@@ -176,9 +185,9 @@ def _add_rope(writer: gguf.GGUFWriter, model: Any, family: _Family) -> Tensor | 
 
     Raises InputError for a scaling that llama.cpp would do otherwise.
     """
-    config, rope = model.config, model.config.rope_parameters
+    rope, width = model.config.rope_parameters, _head_width(model.config)
     kind, theta = rope["rope_type"], rope["rope_theta"]
-    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_rope_dimension_count(width)
     writer.add_rope_freq_base(theta)
     used = model.model.rotary_emb.inv_freq.double()
     if kind == "linear":
@@ -186,10 +195,16 @@ def _add_rope(writer: gguf.GGUFWriter, model: Any, family: _Family) -> Tensor | 
         writer.add_rope_scaling_factor(rope["factor"])
     elif kind not in ("default", "llama3") or (kind == "llama3" and family.architecture != gguf.MODEL_ARCH.LLAMA):
         raise InputError(f"positions scaled as {kind!r} are not written as GGUF: {LEVER}")
-    if len(used) != config.head_dim // 2:
+    if len(used) != width // 2:
         raise InputError(f"positions told by a part of each head are not written as GGUF: {LEVER}")
-    plain = theta ** -(torch.arange(0, config.head_dim, 2).double() / config.head_dim)
+    plain = theta ** -(torch.arange(0, width, 2).double() / width)
     return (plain / used).float() if kind == "llama3" else None
+
+
+def _head_width(config: Any) -> int:
+    """Rows of query and key in one head: not hidden / heads where heads were removed."""
+    width: int | None = getattr(config, "head_dim", None)
+    return width or int(config.hidden_size // config.num_attention_heads)
 
 
 def _ends(model: Any) -> Sequence[int]:
@@ -212,5 +227,10 @@ def _write(writer: gguf.GGUFWriter, tensors: Sequence[_Stored], path: Path) -> N
         writer.write_ti_data_to_file()
         for tensor in tensors:
             writer.write_tensor_data(tensor.data())
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        # numpy says without a number that fewer bytes were written than there are.
+        raise OSError(errno.ENOSPC, str(error)) from error
     finally:
         writer.close()

@@ -75,9 +75,9 @@ def _pre(parts: dict[str, Any]) -> str:
         raise _refused("marks the parts of words")
     if normalizer is not None and normalizer["type"] != "NFC":
         raise _refused(f"changes text before it cuts it ({normalizer['type']})")
-    pre = parts["pre_tokenizer"] or {"type": "none"}
+    pre = parts["pre_tokenizer"] or {"type": "Sequence", "pretokenizers": []}
     steps = pre["pretokenizers"] if pre["type"] == "Sequence" else [pre]
-    *before, last = steps
+    *before, last = steps or [{"type": "none"}]
     if last["type"] != "ByteLevel" or last["add_prefix_space"]:
         raise _refused("is no byte-level BPE that takes text as it is")
     cuts = [_cut(step) for step in before] + ([_WORDS] if last["use_regex"] else [])
