@@ -14,7 +14,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from pruning.artifact import dequantized_model
+from pruning.artifact import dequantized_model, save_artifact
 from pruning.errors import InputError, RunError
 from pruning.export import export_variant
 from pruning.models import load_model, load_tokenizer
@@ -457,3 +457,32 @@ def test_too_little_space_is_found_before_anything_is_written(tmp_path: Path, mo
     with pytest.raises(RunError, match="disk is too full for the exported model out"):
         export_variant(tmp_path / "variant", tmp_path / "out", "gguf")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_the_bundled_model_comes_back_and_llama_cpp_continues_as_transformers_does(tmp_path: Path) -> None:
+    loaded = load_model(parse_reference("bundled"), device="cpu", dtype="float32", cache=tmp_path / "cache")
+    model: Any = loaded.model
+    save_artifact(model, loaded.tokenizer, tmp_path / "variant", {"identity": {"name": loaded.identity.name}})
+    export_variant(tmp_path / "variant", tmp_path / "out", "gguf")
+    (path,) = (tmp_path / "out").glob("*.gguf")
+    back: Any = load_model(parse_reference(str(path)), device="cpu", dtype="float32", cache=tmp_path / "cache")
+    text = "The three largest cities of Portugal, in 2023, are\n"
+    ids = loaded.tokenizer(text).input_ids
+    assert back.tokenizer(text).input_ids == ids
+    rows = model.config.vocab_size
+    running = llama_cpp(tmp_path / "out", rows)
+    assert running.tokens(text) == ids
+    with torch.no_grad():
+        dense = model(torch.tensor([ids])).logits
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.copy_(parameter.half())
+        rounded = model(torch.tensor([ids])).logits
+        torch.testing.assert_close(back.model(torch.tensor([ids])).logits, rounded)
+        assert (rounded - dense).abs().max() < 0.05
+        written, found = running.generate(ids, 12)
+        options = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None}
+        assert model.generate(torch.tensor([ids]), **options)[0, len(ids) :].tolist() == written
+    expected = log_probabilities(model, ids, written)
+    assert (found - expected).square().mean().sqrt() < 0.05
