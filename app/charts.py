@@ -72,7 +72,9 @@ def perplexity_against_sparsity(results: pd.DataFrame) -> Chart | None:
     drawn = _with_quality(results)
     if drawn.empty:
         return None
-    drawn = drawn.assign(x=100 * drawn["sparsity"].fillna(drawn["sparsity_asked"]))
+    # Rounding makes small weights zero as well, which is not what was asked to be removed.
+    measured = drawn["sparsity"].where(drawn["quantize"] == "none")
+    drawn = drawn.assign(x=100 * measured.fillna(drawn["sparsity_asked"]))
     figure = blank_figure(_SPARSITY_AXIS, _QUALITY_AXIS)
     edge = _quality_axis(figure, drawn)
     figure.update_xaxes(ticksuffix="%", dtick=10, range=[-4, max(drawn["x"].max(), 20) + 6])

@@ -25,7 +25,7 @@ class Column:
 
 
 COLUMNS = (
-    Column("sparsity", "Removed from pruned layers (%)", 0.01),
+    Column("sparsity", "Removed or zero in pruned layers (%)", 0.01),
     Column("perplexity", "Perplexity"),
     Column("perplexity_low", "Perplexity, 95% from"),
     Column("perplexity_high", "Perplexity, 95% to"),

@@ -60,7 +60,7 @@ st.markdown("How small and fast can a model get before it stops being good enoug
 store = open_store()
 results = load_results(store)
 
-with st.grid(len(PRESETS), min_column_width=240):
+with st.grid(len(PRESETS), min_column_width=200):
     for place, (name, preset) in enumerate(PRESETS.items()):
         with st.container(border=True, height="stretch"):
             st.markdown(f"{preset.description}.")

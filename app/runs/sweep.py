@@ -113,7 +113,7 @@ PRESETS: dict[str, Preset] = {
         ),
     ),
     "methods": Preset(
-        title="Three methods, three sparsities",
+        title="Methods compared",
         description="Magnitude, Wanda and SparseGPT at 30%, 50% and 60%",
         request=SweepRequest(methods=("magnitude", "wanda", "sparsegpt"), sparsities=(0.3, 0.5, 0.6)),
     ),

@@ -118,7 +118,7 @@ def objection(
     if scheme.methods is not None and method not in scheme.methods:
         after = f"not {METHODS[method].title}" if method in METHODS else "and nothing is pruned here"
         titles = " or ".join(METHODS[name].title for name in scheme.methods)
-        return f"{scheme.title} is one pass with {titles}, {after}: choose gptq-int4, or prune by {titles}"
+        return f"{scheme.title} is one pass with {titles}, {after}: choose GPTQ int4, or prune by {titles}"
     if group is not None and not scheme.groups:
         return f"{scheme.title} has one scale per output channel: leave out the group size"
     if group is not None and group not in scheme.groups:

@@ -178,6 +178,22 @@ def test_schemes_and_groups_are_lines_of_their_own_in_the_order_of_the_registry(
     assert len({one.marker.symbol[0] for one in chart.figure.data}) == 4
 
 
+def test_weights_that_rounding_made_zero_were_not_removed() -> None:
+    chart = perplexity_against_sparsity(
+        frame(
+            row("int4", quantize="int4", sparsity=0.13),
+            pruned("wanda", 0.5, 66.0, quantize="int4", sparsity=0.57),
+            pruned("wanda", 0.5, 60.0, sparsity=0.501),
+        )
+    )
+    assert chart is not None
+    assert {one.name: list(one.x) for one in chart.figure.data} == {
+        "int4": [0.0],
+        "Wanda": [pytest.approx(50.1)],
+        "Wanda + int4": [50.0],
+    }
+
+
 def test_times_of_what_no_kernel_ran_say_so() -> None:
     rows = [
         pruned("wanda", 0.5, 60.0, label="Wanda 50% + int4", quantize="int4", runtime="dequantized int4 to float32"),

@@ -59,7 +59,7 @@ def test_figures_have_units_in_the_header_and_three_significant_figures() -> Non
     assert wanda["On disk (× dense in 16 bits)"] == 0.632
     assert wanda["Pruned layers (× dense in 16 bits)"] == 0.562
     assert wanda["Per output token, median (ms)"] == 25.0
-    assert wanda["Removed from pruned layers (%)"] == 50.0
+    assert wanda["Removed or zero in pruned layers (%)"] == 50.0
 
 
 def test_the_source_file_is_the_first_row() -> None:
