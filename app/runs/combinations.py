@@ -134,7 +134,7 @@ def against_storing(step: PruneStep | None, way: QuantizeStep | None, device: st
 def _pair_in_words(step: PruneStep | None, way: QuantizeStep, device: str) -> str:
     method = step.method if step is not None and step.sparsity > 0 else None
     if way.what.methods is not None and method not in way.what.methods:
-        return f"{way} after {METHODS[method].title}" if method in METHODS else f"{way} alone"
+        return f"{way.what.title} {f'after {METHODS[method].title}' if method in METHODS else 'alone'}"
     return f"{way.what.title} in groups of {way.group}" if way.group is not None else f"{way} on {device}"
 
 

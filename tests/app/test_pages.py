@@ -127,6 +127,30 @@ def test_allocations_and_statistics_are_chosen_in_the_form(store: Store) -> None
     }
 
 
+def test_group_sizes_are_offered_with_quantizations_that_have_groups(store: Store) -> None:
+    app = visit("Run")
+    app.get_by_key("stored").set_value(["int8"]).run()
+    assert not [one for one in app.get("pills") if one.key == "groups"]
+    app.get_by_key("methods").set_value(["wanda", "sparsegpt"])
+    app.get_by_key("stored").set_value(["int8", "joint-int4"]).run()
+    groups = app.get_by_key("groups")
+    assert (groups.options, groups.value) == (["32", "64", "128"], [64])
+    groups.set_value([32, 128]).run()
+    left = "joint int4 after Wanda, joint int4 in groups of 128."
+    assert f"Left out, as there is no such combination: {left}" in words(app)
+    app.button(key="start").click().run()
+    assert {run.label for run in store.runs([RunState.QUEUED])} == {
+        *("Dense", "Wanda 50% + int8", "SparseGPT 50% + int8", "SparseGPT 50% + joint int4 g32"),
+    }
+
+
+def test_a_group_that_does_not_fit_the_model_says_which_do(store: Store) -> None:
+    app = visit("Run", stored="int4")
+    app.get_by_key("groups").set_value([128]).run()
+    assert "group 128 does not divide a width of 576 inputs: choose a group of 64 or 32" in words(app)
+    assert app.button(key="start").disabled
+
+
 def test_methods_that_remove_whole_parts_are_offered_apart(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(METHODS, "narrow", NARROW)
     app = visit("Run", sparsities="25%")

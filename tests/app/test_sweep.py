@@ -167,7 +167,7 @@ def test_what_cannot_be_stored_so_is_left_out_and_named() -> None:
         "SparseGPT 50% + int4",
     ]
     assert request.left_out() == [
-        *("joint int4 alone", "joint int4 g128 alone", "joint int4 after Wanda", "joint int4 g128 after Wanda"),
+        *("joint int4 alone", "joint int4 after Wanda"),
         *("joint int4 in groups of 128", "int4 in groups of 128"),
     ]
     assert SweepRequest(quantize=("float8", "int8")).left_out() == []
