@@ -20,7 +20,7 @@ from pruning.artifact_header import LayerRecord, Layout
 from pruning.artifact_layout import unique_tensors
 from pruning.configs import CONFIG
 from pruning.errors import InputError
-from pruning.export.files import Export, copy_companions
+from pruning.export.files import Export, copy_companions, zeros_notes
 from pruning.quantize.layer import QuantizedLinear
 from pruning.sources import WEIGHTS
 
@@ -29,6 +29,11 @@ SIGN = {"int4": 0x88, "int8": 0x80}
 """The sign bits of a byte of codes: flipped, two's complement is offset binary."""
 
 LEVER = "choose --format transformers"
+
+_ROUNDED = {
+    False: (),
+    True: ("Inputs of layers are rounded to 256 levels here, and to 255 by Poda: results differ a little.",),
+}
 
 
 def prepare(variant: Path) -> Export:
@@ -54,7 +59,9 @@ def prepare(variant: Path) -> Export:
         (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         save_file({name: tensor.contiguous() for name, tensor in state.items()}, folder / WEIGHTS, {"format": "pt"})
 
-    return Export(sum(tensor.nbytes for tensor in state.values()), put)
+    return Export(
+        sum(tensor.nbytes for tensor in state.values()), put, (*zeros_notes(layout), *_ROUNDED[kind.activations])
+    )
 
 
 def _has_conv1d(model: Any) -> bool:

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from pruning.artifact import dequantized_model
-from pruning.artifact_header import Layout
 from pruning.errors import InputError
-from pruning.export.files import Export
+from pruning.export.card import title
+from pruning.export.files import Export, weights_notes
 from pruning.export.gguf_vocabulary import LEVER, add_vocabulary
 from pruning.models import load_tokenizer
 
@@ -28,6 +28,18 @@ _LARGEST = {_KIND.F16: 65504.0, _KIND.Q8_0: 65504.0 * 127, _KIND.F32: 3.4e38}
 
 _BLOCK = 32
 """Inputs that share a scale in Q8_0."""
+
+_ROUNDED = {
+    _KIND.F16: "Matrices are rounded to 16-bit floats (F16) here; vectors stay in 32 bits.",
+    _KIND.Q8_0: (
+        "Matrices, embeddings among them, are rounded to 8 bits in blocks of 32 inputs (Q8_0) here. What that costs in "
+        "quality was not measured."
+    ),
+}
+_UNREAD = (
+    "transformers, and so Poda, leaves out scaled positions, and biases of a Llama, when it reads a GGUF file: run "
+    "this one with llama.cpp."
+)
 
 _ROWS = 1024
 """How many rows of a tensor are turned into bytes at once, so that there is no whole copy of one in 32 bits."""
@@ -74,29 +86,33 @@ def _prepare(variant: Path, kind: gguf.GGMLQuantizationType) -> Export:
         raise InputError(f"a {type(model).__name__} is not written as GGUF, only {names}: {LEVER}")
     _check(model.config, family)
     writer = gguf.GGUFWriter(None, gguf.MODEL_ARCH_NAMES[family.architecture])
-    title = _title(layout)
+    name = title(layout)
     writer.add_type("model")
-    writer.add_name(title)
+    writer.add_name(name)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16 if kind == _KIND.F16 else gguf.LlamaFileType.MOSTLY_Q8_0)
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     _add_hyperparameters(writer, model.config)
     factors = _add_rope(writer, model, family)
     rows = model.get_input_embeddings().weight.shape[0]
-    notes = add_vocabulary(writer, load_tokenizer(variant), rows, _ends(model))
+    notes = [_ROUNDED[kind], *weights_notes(layout)]
+    notes += add_vocabulary(writer, load_tokenizer(variant), rows, _ends(model))
     tensors = list(_tensors(model, family, kind))
+    biased = family.interleaved and any(tensor.name.endswith(".bias") for tensor in tensors)
+    if biased or model.config.rope_parameters["rope_type"] != "default":
+        notes.append(_UNREAD)
     if factors is not None:
         tensors.append(_Stored("rope_freqs.weight", _KIND.F32, factors))
     for tensor in tensors:
         writer.add_tensor_info(tensor.name, tensor.shape, np.dtype(np.float32), tensor.nbytes, tensor.kind)
     uneven = sum(tensor.values.ndim > 1 and tensor.kind != kind for tensor in tensors)
     if uneven:
-        notes += (f"{uneven} of the matrices have inputs that are no multiple of {_BLOCK}: they are in 16 bits.",)
-    name = re.sub(r"[^A-Za-z0-9]+", "-", title).strip("-") or "model"
+        notes.append(f"{uneven} of the matrices have inputs that are no multiple of {_BLOCK}: they are in 16 bits.")
+    file = re.sub(r"[^A-Za-z0-9]+", "-", name)[:100].strip("-") or "model"
 
     def put(folder: Path) -> None:
-        _write(writer, tensors, folder / f"{name[:100]}-{kind.name}.gguf")
+        _write(writer, tensors, folder / f"{file}-{kind.name}.gguf")
 
-    return Export(sum(tensor.nbytes for tensor in tensors), put, notes)
+    return Export(sum(tensor.nbytes for tensor in tensors), put, tuple(notes))
 
 
 @dataclass(frozen=True)
@@ -211,13 +227,6 @@ def _ends(model: Any) -> Sequence[int]:
     """The tokens that end a text, by the configuration of generation."""
     ends = getattr(model.generation_config, "eos_token_id", None)
     return ends if isinstance(ends, list) else [] if ends is None else [ends]
-
-
-def _title(layout: Layout) -> str:
-    """The name of the model it was made from, and the recipe, as far as the variant says."""
-    identity, recipe = layout.about.get("identity"), layout.about.get("recipe")
-    name = identity.get("name") if isinstance(identity, dict) else None
-    return ", ".join(str(part) for part in (name, recipe) if part) or "model"
 
 
 def _write(writer: gguf.GGUFWriter, tensors: Sequence[_Stored], path: Path) -> None:
