@@ -223,7 +223,7 @@ def export(
         reason = "its files were removed" if found.state is RunState.DONE else f"it is {found.state}"
         raise InputError(f"Run {found.run_id} ({found.label}) has no files to export, as {reason}: run it again.")
 
-    export_variant(found.artifact, folder, form)
+    export_variant(found.artifact, folder, form, store.record(found.key))
     typer.echo(f"{found.label} is in {folder}")
 
 
