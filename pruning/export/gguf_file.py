@@ -135,10 +135,14 @@ class _Stored:
         return self.values.numel() // int(block) * int(size)
 
     def data(self) -> np.ndarray:
-        """Its bytes (rows, bytes of a row). Raises InputError for numbers that the kind cannot hold."""
+        """Its ``nbytes`` bytes. Raises InputError for numbers that the kind cannot hold."""
         values = self.values if self.heads is None else _in_pairs(self.values, self.heads)
-        parts = [self._converted(values[start : start + _ROWS]) for start in range(0, len(values), _ROWS)]
-        return np.concatenate(parts)
+        data, place = np.empty(self.nbytes, np.uint8), 0
+        for start in range(0, len(values), _ROWS):
+            part = self._converted(values[start : start + _ROWS])
+            data[place : place + part.nbytes] = part.reshape(-1).view(np.uint8)
+            place += part.nbytes
+        return data
 
     def _converted(self, rows: Tensor) -> np.ndarray:
         numbers = rows.float().numpy()

@@ -1,6 +1,7 @@
 """What is written as GGUF is what the variant holds, and llama.cpp computes with it what transformers does."""
 
 import errno
+import json
 import math
 import shutil
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
 
 from pruning.artifact import dequantized_model, save_artifact
 from pruning.errors import InputError, RunError
@@ -331,6 +332,17 @@ def test_llama_cpp_cuts_text_as_the_tokenizer_does(name: str, start: bool, token
     found = metadata(out)
     assert found["tokenizer.ggml.pre"] == name
     assert found["tokenizer.ggml.add_bos_token"] == start
+
+
+def test_a_tokenizer_of_qwen_is_written_and_what_is_lost_is_said(tmp_path: Path) -> None:
+    parts = json.loads(byte_tokenizer().backend_tokenizer.to_str())["model"]
+    tokenizer = Qwen2Tokenizer(vocab=parts["vocab"], merges=[tuple(pair) for pair in parts["merges"]])
+    out = exported(tmp_path, model=small_model("qwen2"), tokenizer=tokenizer)
+    assert metadata(out)["tokenizer.ggml.pre"] == "qwen2"
+    assert "Unicode NFC" in (out / "README.md").read_text()
+    loaded, read_back = llama_cpp(out), load_tokenizer(tmp_path / "variant")
+    assert loaded.tokens("hello ä 12") == read_back("hello ä 12").input_ids
+    assert loaded.tokens("a\u0308") != read_back("a\u0308").input_ids
 
 
 def test_what_tokens_are_is_told(tmp_path: Path) -> None:
